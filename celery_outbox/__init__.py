@@ -1,0 +1,67 @@
+"""celery-outbox: Celery tasks that are recorded in a transaction, run under a guard, and end
+where a person can see it."""
+
+# Setting up
+from celery_outbox.app import Outbox
+from celery_outbox.task import OutboxTask
+
+# Failing and retrying
+from celery_outbox.core.retry import RetryPolicy
+from celery_outbox.exceptions import PermanentError, RetryableError, TaskError
+
+# Results
+from celery_outbox.execute.result_store import FileStore, ResultStore
+
+# Looking
+from celery_outbox.operate.status import JobStatus, QuarantineEntry
+
+# Errors
+from celery_outbox.exceptions import (
+    ConfigurationError,
+    InvalidJobId,
+    JobQuarantined,
+    NoTransaction,
+    OutboxError,
+    PayloadTooLarge,
+    RecordError,
+    ResultMissing,
+    SchemaError,
+    SchemaMismatch,
+    SchemaMissing,
+    UnknownJob,
+    UnserializableArgument,
+    UnusableSession,
+    WrongState,
+)
+
+from celery_outbox import hooks as _hooks  # noqa: F401 - registers with Celery
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigurationError",
+    "FileStore",
+    "InvalidJobId",
+    "JobQuarantined",
+    "JobStatus",
+    "NoTransaction",
+    "Outbox",
+    "OutboxError",
+    "OutboxTask",
+    "PayloadTooLarge",
+    "PermanentError",
+    "QuarantineEntry",
+    "RecordError",
+    "ResultMissing",
+    "ResultStore",
+    "RetryPolicy",
+    "RetryableError",
+    "SchemaError",
+    "SchemaMismatch",
+    "SchemaMissing",
+    "TaskError",
+    "UnknownJob",
+    "UnserializableArgument",
+    "UnusableSession",
+    "WrongState",
+]

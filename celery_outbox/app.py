@@ -1,0 +1,306 @@
+"""Binds a Celery app to a database: the one place where the parts are put together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import Any
+from weakref import WeakSet
+
+from celery import Celery, Task
+from celery.result import AsyncResult
+from celery.utils.nodenames import gethostname
+from kombu import Queue
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session, scoped_session
+
+from celery_outbox import queues
+from celery_outbox.config import Config
+from celery_outbox.dispatch.dispatcher import Dispatcher
+from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.execute.guard import Guard
+from celery_outbox.execute.result_store import ResultStore, open_store
+from celery_outbox.operate.control import Control
+from celery_outbox.operate.maintenance import Maintenance
+from celery_outbox.operate.status import JobStatus
+from celery_outbox.record.recorder import Recorder
+from celery_outbox.store import install
+from celery_outbox.store.engine import open_engine, retry_transaction
+from celery_outbox.store.schema import Tables, build_tables
+
+_ATTRIBUTE = "_celery_outbox"
+
+
+class Outbox:
+    """The outbox of one Celery app.
+
+    Made by itself for an app whose ``task_cls`` is :class:`~celery_outbox.OutboxTask` and that
+    sets ``outbox_database_url``; explicitly where an engine or a session exists already.
+
+    Arguments:
+        app: the Celery app.
+        engine: for the outbox's own transactions; by default made from ``outbox_database_url``.
+        session: a ``scoped_session``, or a callable that returns the current Session or
+            ``None``: calls made outside :meth:`use` are recorded in its transaction.
+        result_store: where results with a ``result_key`` go; by default made from
+            ``outbox_result_store``.
+        settings: fields of :class:`~celery_outbox.config.Config`, given in code.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        *,
+        engine: Engine | None = None,
+        session: scoped_session[Any] | Callable[[], Session | Connection | None] | None = None,
+        result_store: ResultStore | None = None,
+        **settings: Any,
+    ) -> None:
+        self.app = app
+        self._settings = settings
+        self._engine = engine
+        self._engine_pid = os.getpid()
+        self._session = session
+        self._result_store = result_store
+        self._ambient: ContextVar[Any] = ContextVar("outbox_session", default=None)
+        self._ready: WeakSet[Engine] = WeakSet()
+        self._worker_id: str | None = None
+        self._lock = threading.Lock()
+        setattr(app, _ATTRIBUTE, self)
+
+    @classmethod
+    def of(cls, app: Celery) -> Outbox:
+        """The outbox of ``app``; made from its configuration when there is none."""
+        found = getattr(app, _ATTRIBUTE, None)
+        return found if isinstance(found, cls) else cls(app)
+
+    # -- what the parts share ----------------------------------------------------------
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings.
+
+        Raises:
+            ConfigurationError: one of them is not usable.
+        """
+        return Config.from_conf(self.app.conf, **self._settings)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The tables, in a MetaData of their own (``outbox.tables.metadata``)."""
+        return build_tables(self.config.table_prefix, self.config.schema)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process.
+
+        Raises:
+            ConfigurationError: no database is configured.
+        """
+        with self._lock:
+            if self._engine_pid != os.getpid():
+                # A connection must not be used on both sides of a fork: the child forgets
+                # the parent's without closing them.
+                if self._engine is not None:
+                    self._engine.dispose(close=False)
+                self._engine_pid = os.getpid()
+            if self._engine is None:
+                self._engine = self._make_engine()
+            return self._engine
+
+    @property
+    def result_store(self) -> ResultStore:
+        """Where results with a ``result_key`` go.
+
+        Raises:
+            ConfigurationError: ``outbox_result_store`` is not set.
+        """
+        store = self._find_result_store()
+        if store is None:
+            raise ConfigurationError(
+                setting="outbox_result_store",
+                problem="it is not set, and a task has a result_key",
+                remedy="Example: file:///var/lib/shop/results",
+            )
+        return store
+
+    @property
+    def worker_id(self) -> str:
+        """Names this start of the worker: a restart under the same hostname is another one."""
+        if self._worker_id is None:
+            self._worker_id = f"{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        return self._worker_id
+
+    # -- recording ---------------------------------------------------------------------
+
+    @contextmanager
+    def use(self, session: Any) -> Iterator[None]:
+        """Record the calls made in this block in the transaction of ``session``.
+
+        Arguments:
+            session: a SQLAlchemy Session, scoped_session or Connection.
+        """
+        token = self._ambient.set(session)
+        try:
+            yield
+        finally:
+            self._ambient.reset(token)
+
+    def record_call(
+        self,
+        task: Task,
+        celery_apply_async: Callable[..., AsyncResult],
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        task_id: str | None,
+        session: Any,
+        options: dict[str, Any],
+    ) -> AsyncResult:
+        """Record a task call; what :meth:`OutboxTask.apply_async` does."""
+        return self._recorder.record_call(
+            task,
+            celery_apply_async,
+            args,
+            kwargs,
+            task_id=task_id,
+            owners=(session, self._ambient.get(), self._session),
+            max_attempts=self.guard.policy_of(task).max_attempts,
+            result_key_template=getattr(task, "result_key", None),
+            options=options,
+        )
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        return Recorder(
+            self.app,
+            self.tables,
+            own_transaction=lambda work: retry_transaction(self.engine, work),
+            ensure_ready=self.ensure_ready,
+            require_transaction=self.config.require_transaction,
+            max_payload_size=self.config.max_payload_size,
+        )
+
+    # -- the database ------------------------------------------------------------------
+
+    def init(self) -> bool:
+        """Make the tables that are missing; safe to repeat.
+
+        Returns:
+            Whether any was missing.
+        """
+        return retry_transaction(
+            self.engine, lambda connection: install.install(connection, self.tables)
+        )
+
+    def ensure_ready(self, connection: Connection) -> None:
+        """Check, once per database, that the tables are there and have the right version.
+
+        Raises:
+            SchemaMissing: there are no outbox tables.
+            SchemaMismatch: they have another version.
+        """
+        if connection.engine not in self._ready:
+            install.verify(connection, self.tables)
+            self._ready.add(connection.engine)
+
+    # -- the parts ---------------------------------------------------------------------
+
+    @cached_property
+    def guard(self) -> Guard:
+        """What stands between Celery's worker and the tasks."""
+        return Guard(
+            self.app,
+            self.config,
+            self.tables,
+            engine=lambda: self.engine,
+            worker_id=lambda: self.worker_id,
+            result_store=self._find_result_store(),
+            broker_dead_letters=self.broker_dead_letters,
+        )
+
+    def dispatcher(self) -> Dispatcher:
+        """A new dispatcher; several may run side by side."""
+        return Dispatcher(
+            self.app,
+            self.config,
+            self.tables,
+            engine=lambda: self.engine,
+            ensure_ready=self.ensure_ready,
+            quarantine=self.quarantine_queue,
+            maintain=self.maintenance.run,
+        )
+
+    @cached_property
+    def maintenance(self) -> Maintenance:
+        """Takes back what silent workers hold, and ends what has expired."""
+        return Maintenance(
+            self.config,
+            self.tables,
+            engine=lambda: self.engine,
+            ensure_ready=self.ensure_ready,
+        )
+
+    @cached_property
+    def control(self) -> Control:
+        """Looks at jobs and acts on them, as the command line does."""
+        return Control(
+            self.tables, engine=lambda: self.engine, ensure_ready=self.ensure_ready
+        )
+
+    def job(self, job_id: str) -> JobStatus:
+        """Where a job is, what became of it and why.
+
+        Raises:
+            UnknownJob: there is none with this id.
+        """
+        return self.control.status(job_id)
+
+    # -- Celery's side -----------------------------------------------------------------
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """A queue for ``task_queues`` whose rejected messages go to the quarantine queue.
+
+        Arguments:
+            name: the queue's name.
+            options: arguments of :class:`kombu.Queue`; ``queue_arguments`` are added to ours.
+        """
+        return queues.outbox_queue(self.app, self.config, name, **options)
+
+    @property
+    def quarantine_queue(self) -> Queue:
+        """Where copies of failed jobs' messages go."""
+        return queues.quarantine_queue(self.app, self.config)
+
+    def broker_dead_letters(self, queue: str | None) -> bool:
+        """Whether the broker copies rejected messages of ``queue`` to the quarantine queue."""
+        return queues.broker_dead_letters(self.app, self.config, queue)
+
+    def beat_schedule(self) -> dict[str, dict[str, Any]]:
+        """Entries for ``app.conf.beat_schedule`` that dispatch and maintain without a daemon."""
+        from celery_outbox.hooks import beat_schedule
+
+        return beat_schedule(self.config)
+
+    def _find_result_store(self) -> ResultStore | None:
+        if self._result_store is None and self.config.result_store is not None:
+            self._result_store = open_store(self.config.result_store)
+        return self._result_store
+
+    def _make_engine(self) -> Engine:
+        if self.config.database_url is not None:
+            return open_engine(self.config.database_url)
+        bind = getattr(self._session, "get_bind", None)
+        if isinstance(self._session, scoped_session) and bind is not None:
+            found = bind()
+            return found if isinstance(found, Engine) else found.engine
+        raise ConfigurationError(
+            setting="outbox_database_url",
+            problem="no database is configured",
+            remedy="Set it, or use Outbox(app, engine=...).",
+        )

@@ -1,0 +1,29 @@
+"""What is current: the session that calls are recorded in, and the job that a worker runs.
+
+Held in context variables, so threads and async tasks do not see each other's.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Protocol
+
+from celery_outbox.store.recording import NewJob
+
+
+class RunningJob(Protocol):
+    """The attempt that this thread or greenlet is executing, as recording sees it."""
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job."""
+
+    def resume_as(self, new: NewJob) -> None:
+        """Go on later as ``new``: the body sent its own id again (``self.retry``)."""
+
+    def derive_id(self, task: str, body: bytes) -> str | None:
+        """The id for a job that is sent without one, or ``None``: any id will do."""
+
+
+#: The attempt that is being executed here, if one is.
+running_job: ContextVar[RunningJob | None] = ContextVar("outbox_running_job", default=None)

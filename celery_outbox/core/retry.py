@@ -1,0 +1,86 @@
+"""How long a failed job waits, and when it stops being tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery_outbox.core.classification import Verdict
+from celery_outbox.core.reasons import Reason
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """When an attempt that failed is followed by another one.
+
+    The delay before attempt *n + 1* is ``delay * factor ** (n - 1)`` seconds, at most
+    ``max_delay``, of which the share ``jitter`` is random, so that jobs that failed together
+    do not come back together (AWS Architecture Blog, "Exponential Backoff And Jitter").
+
+    Arguments:
+        max_attempts: attempts in all, the first included; at least 1.
+        delay: seconds before the second attempt; not negative.
+        factor: growth from one delay to the next; at least 1.
+        max_delay: ceiling of a delay in seconds.
+        jitter: share of each delay that is random, 0 (none) to 1 (all of it).
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+
+    max_attempts: int = 3
+    delay: float = 5.0
+    factor: float = 2.0
+    max_delay: float = 600.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts!r}")
+        if self.delay < 0 or self.max_delay < 0:
+            raise ValueError("delay and max_delay are seconds and cannot be negative")
+        if self.factor < 1:
+            raise ValueError(f"factor must be at least 1, not {self.factor!r}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter is a share between 0 and 1, not {self.jitter!r}")
+
+    def delay_after(self, attempt: int, random: float) -> float:
+        """Seconds to wait after ``attempt`` (1 is the first); ``random`` lies in [0, 1)."""
+        # The exponent is bounded: a float overflows long after any ceiling is reached.
+        exponent = min(max(attempt - 1, 0), 64)
+        full = min(self.delay * self.factor**exponent, self.max_delay)
+        return full * (1 - self.jitter * random)
+
+
+@dataclass(frozen=True)
+class RetryIn:
+    """Another attempt follows after ``delay`` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No attempt follows; the job goes to quarantine."""
+
+    reason: Reason
+
+
+def after_failure(
+    verdict: Verdict, *, attempt: int, max_attempts: int, policy: RetryPolicy, random: float
+) -> RetryIn | GiveUp:
+    """What follows an attempt that failed with ``verdict``.
+
+    Arguments:
+        attempt: the number of the attempt that failed, 1 for the first.
+        max_attempts: the job's own limit, which may differ from the policy's.
+        random: a number in [0, 1) for the jitter.
+    """
+    if verdict.permanent:
+        return GiveUp(verdict.reason or Reason.PERMANENT)
+    if attempt >= max_attempts:
+        return GiveUp(verdict.reason or Reason.ATTEMPTS_EXHAUSTED)
+    delay = policy.delay_after(attempt, random)
+    if verdict.retry_after is not None:
+        # What the other side asks for is a lower bound: coming earlier is refused again.
+        delay = max(delay, verdict.retry_after)
+    return RetryIn(delay)

@@ -1,0 +1,116 @@
+"""The states of a job and the one table of transitions between them.
+
+The SQL guards, the CHECK constraint on ``outbox_job.state`` and the diagram in the
+documentation are built from this table or tested against it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(str, Enum):
+    """Where a job stands."""
+
+    #: Recorded, and waiting for a worker (or for the dispatcher before that).
+    QUEUED = "queued"
+    #: A worker holds it under a lease.
+    RUNNING = "running"
+    #: An attempt ended without success; the next one is due at ``available_at``.
+    RETRYING = "retrying"
+    #: Its result is stored.
+    SUCCEEDED = "succeeded"
+    #: It waits for a person; ``reason`` says why.
+    QUARANTINED = "quarantined"
+    #: Somebody took it back before it ran, or gave it up in quarantine.
+    CANCELLED = "cancelled"
+    #: ``expires_at`` passed before it ran.
+    EXPIRED = "expired"
+    #: Published in full to another service, which owns what follows.
+    RELAYED = "relayed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Transition(str, Enum):
+    """What can happen to a job; the value is the name of the journal line."""
+
+    #: A caller asked for the operation.
+    RECORD = "recorded"
+    #: A worker met a message of a client that has no outbox, and recorded it.
+    ADOPT = "adopted"
+    #: A worker took the job under a lease.
+    CLAIM = "claimed"
+    #: The attempt ended with a stored result.
+    SUCCEED = "succeeded"
+    #: The attempt ended; another one follows.
+    RETRY = "retrying"
+    #: No attempt will follow before a person decides.
+    QUARANTINE = "quarantined"
+    #: The lease of a silent worker ended; another attempt follows.
+    RESCUE = "rescued"
+    #: A person sent a quarantined job back to the queue.
+    REPLAY = "replayed"
+    #: A person recorded that a quarantined job has in fact succeeded.
+    RESOLVE = "resolved"
+    #: A person gave a quarantined job up.
+    DISCARD = "discarded"
+    #: A caller took a job back before it ran.
+    CANCEL = "cancelled"
+    #: Nobody ran the job before its ``expires_at``.
+    EXPIRE = "expired"
+    #: The broker confirmed a message for another service.
+    RELAY = "relayed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_WAITING = frozenset({State.QUEUED, State.RETRYING})
+
+#: Every permitted step: transition -> (states it may start from, state it ends in).
+#: ``None`` as a source stands for "no such job yet".
+TRANSITIONS: dict[Transition, tuple[frozenset[State | None], State]] = {
+    Transition.RECORD: (frozenset({None}), State.QUEUED),
+    Transition.ADOPT: (frozenset({None}), State.QUEUED),
+    # From RUNNING only when the lease has expired: the SQL guard adds that condition.
+    Transition.CLAIM: (_WAITING | {State.RUNNING}, State.RUNNING),
+    Transition.SUCCEED: (frozenset({State.RUNNING}), State.SUCCEEDED),
+    Transition.RETRY: (frozenset({State.RUNNING}), State.RETRYING),
+    # From None: a message without a job; from waiting states: the broker refused the message.
+    Transition.QUARANTINE: (_WAITING | {State.RUNNING, None}, State.QUARANTINED),
+    Transition.RESCUE: (frozenset({State.RUNNING}), State.RETRYING),
+    Transition.REPLAY: (frozenset({State.QUARANTINED}), State.QUEUED),
+    Transition.RESOLVE: (frozenset({State.QUARANTINED}), State.SUCCEEDED),
+    Transition.DISCARD: (frozenset({State.QUARANTINED}), State.CANCELLED),
+    Transition.CANCEL: (_WAITING, State.CANCELLED),
+    Transition.EXPIRE: (_WAITING, State.EXPIRED),
+    Transition.RELAY: (frozenset({State.QUEUED}), State.RELAYED),
+}
+
+#: States that no worker, dispatcher or maintenance run leaves by itself.
+FINAL_STATES = frozenset(
+    {State.SUCCEEDED, State.QUARANTINED, State.CANCELLED, State.EXPIRED, State.RELAYED}
+)
+
+#: States in which a job waits for a worker.
+WAITING_STATES = _WAITING
+
+
+def sources(transition: Transition) -> frozenset[State]:
+    """The existing states from which ``transition`` may start."""
+    allowed, _ = TRANSITIONS[transition]
+    return frozenset(state for state in allowed if state is not None)
+
+
+def target(transition: Transition) -> State:
+    """The state in which ``transition`` ends."""
+    return TRANSITIONS[transition][1]
+
+
+def is_allowed(before: State | None, after: State) -> bool:
+    """Whether any transition leads from ``before`` (``None``: no job) to ``after``."""
+    return any(
+        before in allowed and end is after for allowed, end in TRANSITIONS.values()
+    )

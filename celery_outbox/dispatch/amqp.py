@@ -1,0 +1,276 @@
+"""Publishes to RabbitMQ: ``mandatory`` messages with pipelined confirms.
+
+Confirms are always on, whatever the app's configuration says: a publish without them may be lost
+without a sign (RabbitMQ documentation, "Consumer Acknowledgements and Publisher Confirms").
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from amqp.exceptions import AMQPError, ChannelError, FrameSyntaxError
+from celery import Celery
+from kombu import Connection, Queue
+from kombu.exceptions import OperationalError
+
+from celery_outbox.dispatch.publisher import Outcome, Report
+from celery_outbox.dispatch.wire import Wire
+
+logger = logging.getLogger("celery_outbox.dispatch")
+
+#: Connection errors by which the broker answers a message that it cannot parse (AMQP 0-9-1,
+#: section 1.2 "Constants"): frame error, syntax error, command invalid, unexpected frame, not
+#: implemented. Another message would have gone through.
+_MESSAGE_IS_TO_BLAME = frozenset({501, 502, 503, 505, 540})
+
+#: What py-amqp raises for a message that it cannot encode.
+_ENCODING_ERRORS = (FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)
+
+
+class AmqpPublisher:
+    """One connection and one channel in confirm mode.
+
+    Arguments:
+        app: the Celery app, for the broker's URL and the declared queues.
+        window: messages that may be on their way before the oldest is confirmed.
+        timeout: seconds to wait for the broker, at each step.
+        quarantine: the quarantine queue, declared with its exchange on each connection.
+    """
+
+    def __init__(
+        self, app: Celery, *, window: int, timeout: float, quarantine: Queue | None = None
+    ) -> None:
+        self._app = app
+        self._window = window
+        self._timeout = timeout
+        self._quarantine = quarantine
+        self._connection: Connection | None = None
+        self._channel: Any = None
+        self._declared: set[str] = set()
+        self._next_tag = 1
+        self._pending: OrderedDict[int, Wire] = OrderedDict()
+        self._returned: dict[tuple[str, str, str], str] = {}
+        self._report = Report()
+
+    def publish(self, wires: Sequence[Wire]) -> Report:
+        """Send a batch; see :meth:`Publisher.publish`."""
+        self._report = Report()
+        try:
+            try:
+                self._send(wires)
+            except (ChannelError, AMQPError) as error:
+                if not _is_about_a_message(error):
+                    raise
+                # One message made the broker close the channel, and with it hid what became
+                # of its neighbours: each of them goes alone.
+                self._reset(error)
+                self._isolate([wire for wire in wires if wire.id not in self._report.outcomes])
+        except _outages(self._connection) as error:
+            self._report.outage = error
+            self._abandon()
+        return self._report
+
+    def close(self) -> None:
+        """Close the connection; does not wait for a broker that is silent."""
+        self._abandon()
+
+    def _isolate(self, wires: Sequence[Wire]) -> None:
+        for wire in wires:
+            try:
+                self._send([wire])
+            except (ChannelError, AMQPError) as error:
+                if not _is_about_a_message(error):
+                    raise
+                outcome = _blame(error)
+                logger.warning(
+                    "outbox.publish_refused",
+                    extra={"outbox_message": wire.id, "outbox_outcome": outcome.value},
+                )
+                self._report.outcomes[wire.id] = outcome
+                self._reset(error)
+
+    def _send(self, wires: Sequence[Wire]) -> None:
+        channel = self._ready_channel()
+        for wire in wires:
+            if wire.id in self._report.outcomes:
+                continue
+            self._declare(wire)
+            channel = self._ready_channel()
+            while len(self._pending) >= self._window:
+                self._drain()
+            try:
+                message = channel.prepare_message(
+                    wire.body,
+                    wire.properties.get("priority"),
+                    wire.content_type,
+                    wire.content_encoding,
+                    wire.headers,
+                    {k: v for k, v in wire.properties.items() if k != "priority" and v is not None},
+                )
+                channel.basic_publish(
+                    message,
+                    exchange=wire.exchange,
+                    routing_key=wire.routing_key,
+                    mandatory=True,
+                    timeout=self._timeout,
+                )
+            except _ENCODING_ERRORS as error:
+                logger.warning(
+                    "outbox.unpublishable",
+                    extra={"outbox_message": wire.id, "outbox_error": type(error).__name__},
+                )
+                self._report.outcomes[wire.id] = Outcome.UNPUBLISHABLE
+                continue
+            self._pending[self._next_tag] = wire
+            self._next_tag += 1
+        while self._pending:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Read what the broker answers; at least one message must be decided in time."""
+        before, deadline = len(self._pending), time.monotonic() + self._timeout
+        while len(self._pending) == before:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise OperationalError("the broker did not confirm in time")
+            if self._connection is None:
+                raise OperationalError("the connection is closed")
+            try:
+                self._connection.drain_events(timeout=left)
+            except socket.timeout as error:
+                raise OperationalError("the broker did not confirm in time") from error
+
+    # -- what the broker says ----------------------------------------------------------
+
+    def _on_ack(self, tag: int, multiple: bool) -> None:
+        for wire in self._decided(tag, multiple):
+            returned = self._returned.pop(wire.key, None)
+            self._report.outcomes[wire.id] = (
+                Outcome.CONFIRMED if returned is None else Outcome.UNROUTABLE
+            )
+
+    def _on_nack(self, tag: int, multiple: bool) -> None:
+        for wire in self._decided(tag, multiple):
+            self._report.outcomes[wire.id] = Outcome.NACKED
+
+    def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
+        # RabbitMQ returns an unroutable message before it confirms it.
+        key = (str(message.properties.get("correlation_id")), exchange, routing_key)
+        self._returned[key] = str(error)
+
+    def _decided(self, tag: int, multiple: bool) -> list[Wire]:
+        if not multiple:
+            wire = self._pending.pop(tag, None)
+            return [] if wire is None else [wire]
+        tags = [each for each in self._pending if each <= tag]
+        return [self._pending.pop(each) for each in tags]
+
+    # -- connection, channel, queues ---------------------------------------------------
+
+    def _ready_channel(self) -> Any:
+        if self._channel is not None:
+            return self._channel
+        if self._connection is None:
+            # Confirms are counted here, over many messages, not awaited for each one.
+            self._connection = self._app.connection_for_write(
+                connect_timeout=self._timeout,
+                heartbeat=0,
+                transport_options={"confirm_publish": False},
+            )
+            self._connection.connect()
+        with self._bounded():
+            channel = self._connection.channel()
+            channel.confirm_select()
+        channel.events["basic_ack"].add(self._on_ack)
+        channel.events["basic_nack"].add(self._on_nack)
+        channel.events["basic_return"].add(self._on_return)
+        self._channel, self._next_tag = channel, 1
+        self._pending.clear()
+        self._returned.clear()
+        if self._quarantine is not None and self._quarantine.name not in self._declared:
+            self._declare_queue(self._quarantine)
+        return self._channel or self._ready_channel()
+
+    def _declare(self, wire: Wire) -> None:
+        queues = list(wire.declare)
+        if wire.queue is not None and wire.queue not in self._declared:
+            known = wire.queue in self._app.amqp.queues
+            if known or not queues:
+                queues.append(self._app.amqp.queues[wire.queue])
+        for queue in queues:
+            if queue.name not in self._declared:
+                self._declare_queue(queue)
+
+    def _declare_queue(self, queue: Queue) -> None:
+        self._declared.add(queue.name)
+        # The replies to a declaration must not be mixed with confirms that are due.
+        channel = self._ready_channel()
+        while self._pending:
+            self._drain()
+        try:
+            with self._bounded():
+                queue(channel).declare()
+        except ChannelError as error:
+            # It exists with other arguments, or we may not declare it: if it cannot take
+            # messages the broker will return them.
+            logger.warning(
+                "outbox.declare_refused",
+                extra={"outbox_queue": queue.name, "outbox_code": error.code},
+            )
+            self._drop_channel()
+
+    def _bounded(self) -> Any:
+        if self._connection is None:
+            raise OperationalError("the connection is closed")
+        return self._connection.connection.transport.having_timeout(self._timeout)
+
+    def _reset(self, error: AMQPError) -> None:
+        """After an error that a message caused: a new channel, or a new connection."""
+        if isinstance(error, ChannelError):
+            self._drop_channel()
+        else:
+            self._abandon()
+
+    def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        self._pending.clear()
+        if channel is None or channel.connection is None:
+            return
+        try:
+            with self._bounded():
+                channel.close()
+        except ChannelError:
+            logger.debug("outbox.channel_closed")
+
+    def _abandon(self) -> None:
+        """Let the connection go without a handshake, which a stuck broker would not answer."""
+        connection, self._connection, self._channel = self._connection, None, None
+        self._pending.clear()
+        self._declared.clear()
+        if connection is not None:
+            connection.collect()
+
+
+def _is_about_a_message(error: BaseException) -> bool:
+    code = getattr(error, "reply_code", None)
+    return isinstance(error, ChannelError) or code in _MESSAGE_IS_TO_BLAME
+
+
+def _blame(error: AMQPError) -> Outcome:
+    if error.reply_code == 404:
+        return Outcome.UNROUTABLE
+    text = str(error.reply_text or error).lower()
+    if error.reply_code == 406 and "size" in text:
+        return Outcome.TOO_LARGE
+    return Outcome.UNPUBLISHABLE
+
+
+def _outages(connection: Connection | None) -> tuple[type[BaseException], ...]:
+    own = connection.connection_errors if connection is not None else ()
+    return (OperationalError, AMQPError, OSError, *own)

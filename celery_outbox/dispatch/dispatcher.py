@@ -1,0 +1,314 @@
+"""The dispatcher's loop: claim a batch, commit, publish, mark, commit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.utils.nodenames import gethostname
+from kombu import Queue
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from celery_outbox.config import Config
+from celery_outbox.core.backoff import Backoff
+from celery_outbox.core.dispatching import Obsolete, Overdue, Postpone, plan
+from celery_outbox.core.reasons import Reason
+from celery_outbox.dispatch.amqp import AmqpPublisher
+from celery_outbox.dispatch.kombu import KombuPublisher
+from celery_outbox.dispatch.publisher import Outcome, Publisher, Report
+from celery_outbox.dispatch.wakeup import Wakeup, open_wakeup
+from celery_outbox.dispatch.wire import Wire, build
+from celery_outbox.store import messages, publishing
+from celery_outbox.store.clock import db_after
+from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.messages import Message
+from celery_outbox.store.schema import Tables
+
+logger = logging.getLogger("celery_outbox.dispatch")
+
+#: Seconds of the first pause in an outage.
+FIRST_PAUSE = 0.2
+#: Seconds after which a message that the broker would not take this time is sent again.
+NACK_DELAY = 5.0
+
+_REASONS = {
+    Outcome.UNROUTABLE: Reason.UNROUTABLE,
+    Outcome.TOO_LARGE: Reason.TOO_LARGE,
+    Outcome.UNPUBLISHABLE: Reason.UNPUBLISHABLE,
+}
+
+
+@dataclass
+class Pass:
+    """What one batch came to.
+
+    Attributes:
+        claimed: rows that were taken.
+        published: rows that the broker confirmed and the database marked.
+        refused: rows whose job went to quarantine.
+        outage: why the broker could not be used, or ``None``.
+    """
+
+    claimed: int = 0
+    published: int = 0
+    refused: int = 0
+    outage: BaseException | None = None
+
+
+class Dispatcher:
+    """Publishes the outbox of one app; any number may run side by side.
+
+    Arguments:
+        app: the Celery app.
+        config: the settings.
+        tables: the outbox tables.
+        engine: returns the engine of this process.
+        ensure_ready: checks that the tables are there.
+        quarantine: the quarantine queue.
+        maintain: one maintenance run; called every ``maintenance_interval`` seconds.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        config: Config,
+        tables: Tables,
+        *,
+        engine: Callable[[], Engine],
+        ensure_ready: Callable[[Connection], None],
+        quarantine: Queue,
+        maintain: Callable[[], Any],
+    ) -> None:
+        self.name = f"dispatcher:{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._app = app
+        self._config = config
+        self._tables = tables
+        self._engine = engine
+        self._ensure_ready = ensure_ready
+        self._quarantine = quarantine
+        self._maintain = maintain
+        self._publisher: Publisher | None = None
+        self._claims = itertools.count(1)
+        self._stop = threading.Event()
+        self._wakeup: Wakeup | None = None
+
+    def stop(self) -> None:
+        """End :meth:`run` after the batch in flight; may be called in a signal handler."""
+        self._stop.set()
+        if self._wakeup is not None:
+            self._wakeup.set()
+
+    def run(self) -> None:
+        """Publish what is due, and wait for more, until :meth:`stop` is called.
+
+        Raises:
+            SchemaError: the tables are missing or have another version.
+        """
+        backoff = Backoff(FIRST_PAUSE, self._config.backoff_max)
+        maintain_at = time.monotonic()
+        self._wakeup = open_wakeup(self._engine(), self._tables.channel, self._config.notify)
+        logger.info("outbox.dispatcher_started", extra={"outbox_dispatcher": self.name})
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._check_tables()
+                    if time.monotonic() >= maintain_at:
+                        maintain_at = time.monotonic() + self._config.maintenance_interval
+                        self._maintain()
+                    done = self.dispatch_batch()
+                    if done.outage is None:
+                        backoff.reset()
+                        if done.claimed == 0:
+                            self._wakeup.wait(self._idle_seconds(maintain_at))
+                        continue
+                    cause: BaseException = done.outage
+                except SQLAlchemyError as error:
+                    cause = error
+                pause = backoff.next(random.random())
+                logger.warning(
+                    "outbox.dispatch_paused",
+                    extra={"outbox_error": type(cause).__name__, "outbox_pause": round(pause, 2)},
+                )
+                self._stop.wait(pause)
+        finally:
+            self.close()
+            logger.info("outbox.dispatcher_stopped", extra={"outbox_dispatcher": self.name})
+
+    def drain(self, *, seconds: float | None = None) -> Pass:
+        """Publish what is due, until nothing is or an outage ends it; does not wait for more.
+
+        Arguments:
+            seconds: stop after the batch in which this time is over; ``None``: no limit.
+
+        Raises:
+            SchemaError: the tables are missing or have another version.
+            sqlalchemy.exc.SQLAlchemyError: the database is away.
+        """
+        self._check_tables()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        total = Pass()
+        try:
+            while not self._stop.is_set():
+                done = self.dispatch_batch()
+                total.claimed += done.claimed
+                total.published += done.published
+                total.refused += done.refused
+                total.outage = done.outage
+                if done.claimed == 0 or done.outage is not None:
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+            return total
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the broker and of the wake-up connection."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+        if self._wakeup is not None:
+            self._wakeup.close()
+
+    def dispatch_batch(self) -> Pass:
+        """Claim, publish and mark one batch.
+
+        Raises:
+            sqlalchemy.exc.SQLAlchemyError: the database is away; what was claimed is free
+                again when the dispatcher's lease ends.
+        """
+        claim = f"{self.name}:{next(self._claims)}"
+        batch = self._write(
+            lambda connection: messages.claim(
+                connection,
+                self._tables,
+                claim=claim,
+                lease=self._config.dispatch_lease,
+                limit=self._config.dispatch_batch,
+            )
+        )
+        if not batch:
+            return Pass()
+        wires, broken = self._sort_out(batch, claim)
+        report = self._ready_publisher().publish(wires) if wires else Report()
+        report.outcomes.update(dict.fromkeys(broken, Outcome.UNPUBLISHABLE))
+        return self._settle(batch, wires, report, claim)
+
+    def _sort_out(self, batch: Sequence[Message], claim: str) -> tuple[list[Wire], list[int]]:
+        """The messages to send, and the rows that cannot be read; the rest is settled here."""
+        wires: list[Wire] = []
+        broken: list[int] = []
+        for message in batch:
+            step = plan(
+                is_copy=message.kind == messages.QUARANTINE,
+                state=message.state,
+                leased_until=message.leased_until,
+                expires_at=message.expires_at,
+                now=message.now,
+            )
+            if isinstance(step, Obsolete):
+                self._write(lambda c, m=message: messages.drop(c, self._tables, [m.id]))
+            elif isinstance(step, Postpone):
+                self._write(
+                    lambda c, m=message, until=step.until: messages.release(
+                        c, self._tables, [m.id], claim, due_at=until
+                    )
+                )
+            elif isinstance(step, Overdue):
+                self._write(
+                    lambda c, m=message: publishing.expire(c, self._tables, m, actor=self.name)
+                )
+            else:
+                try:
+                    wires.append(build(message, self._quarantine))
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    logger.exception("outbox.unreadable_row", extra={"outbox_job": message.job_id})
+                    broken.append(message.id)
+        return wires, broken
+
+    def _settle(
+        self, batch: Sequence[Message], wires: Sequence[Wire], report: Report, claim: str
+    ) -> Pass:
+        done = Pass(claimed=len(batch), outage=report.outage)
+        by_outcome: dict[Outcome | None, list[Message]] = {}
+        sent = {wire.id for wire in wires} | set(report.outcomes)
+        for message in batch:
+            if message.id in sent:
+                by_outcome.setdefault(report.outcomes.get(message.id), []).append(message)
+        confirmed = by_outcome.pop(Outcome.CONFIRMED, [])
+        if confirmed:
+            marked = self._write(
+                lambda c: publishing.mark(c, self._tables, confirmed, claim, actor=self.name)
+            )
+            done.published = len(marked)
+            logger.info("outbox.published", extra={"outbox_count": len(marked)})
+        self._give_back(by_outcome.pop(None, []), claim, 0.0)
+        self._give_back(by_outcome.pop(Outcome.NACKED, []), claim, NACK_DELAY)
+        for outcome, refused in by_outcome.items():
+            for message in refused:
+                self._refuse(message, _REASONS[outcome], claim)
+                done.refused += 1
+        return done
+
+    def _give_back(self, undecided: Sequence[Message], claim: str, delay: float) -> None:
+        if not undecided:
+            return
+        ids = [message.id for message in undecided]
+        self._write(
+            lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay))
+        )
+        if delay:
+            logger.warning("outbox.nacked", extra={"outbox_count": len(ids)})
+
+    def _refuse(self, message: Message, reason: Reason, claim: str) -> None:
+        logger.error(
+            "outbox.refused",
+            extra={"outbox_job": message.job_id, "outbox_reason": str(reason)},
+        )
+        if message.kind == messages.QUARANTINE:
+            # The job is in quarantine already; its copy waits until the broker takes it.
+            self._give_back([message], claim, self._config.backoff_max)
+            return
+        self._write(
+            lambda c: publishing.refuse(c, self._tables, message, reason, actor=self.name)
+        )
+
+    def _check_tables(self) -> None:
+        with self._engine().connect() as connection:
+            self._ensure_ready(connection)
+
+    def _write(self, work: Callable[[Connection], Any]) -> Any:
+        return retry_transaction(self._engine(), work)
+
+    def _idle_seconds(self, maintain_at: float) -> float:
+        """How long to wait when nothing is due: until something is, or may be."""
+        with self._engine().connect() as connection:
+            due = messages.seconds_until_due(connection, self._tables)
+        longest = min(self._config.poll_interval, maintain_at - time.monotonic())
+        return max(min(longest, due if due is not None else longest), 0.0)
+
+    def _ready_publisher(self) -> Publisher:
+        if self._publisher is None:
+            connection = self._app.connection_for_write()
+            if connection.transport.driver_type == "amqp":
+                self._publisher = AmqpPublisher(
+                    self._app,
+                    window=self._config.dispatch_window,
+                    timeout=self._config.publish_timeout,
+                    quarantine=self._quarantine,
+                )
+            else:
+                self._publisher = KombuPublisher(
+                    self._app, timeout=self._config.publish_timeout, quarantine=self._quarantine
+                )
+        return self._publisher

@@ -1,0 +1,48 @@
+"""What every publisher answers, whatever the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from celery_outbox.dispatch.wire import Wire
+
+
+class Outcome(str, Enum):
+    """What became of one message."""
+
+    #: The broker has taken responsibility for it.
+    CONFIRMED = "confirmed"
+    #: No queue is there for it.
+    UNROUTABLE = "unroutable"
+    #: The broker refused it this time (a full queue, an internal error).
+    NACKED = "nacked"
+    #: The broker takes no message of this size.
+    TOO_LARGE = "too_large"
+    #: It cannot be sent, now or later.
+    UNPUBLISHABLE = "unpublishable"
+
+
+@dataclass
+class Report:
+    """What became of a batch.
+
+    Attributes:
+        outcomes: by outbox row; a row that is missing here is undecided and stays due.
+        outage: why the batch was broken off; the rows are not to blame.
+    """
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outage: BaseException | None = None
+
+
+class Publisher(Protocol):
+    """Sends messages and finds out what became of each."""
+
+    def publish(self, wires: Sequence[Wire]) -> Report:
+        """Send a batch; waits, within the publish timeout, until the broker has answered."""
+
+    def close(self) -> None:
+        """Let go of the broker."""

@@ -1,0 +1,137 @@
+"""Makes the message that goes to the broker out of an outbox row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from kombu import Exchange, Queue
+from kombu.serialization import dumps, registry
+
+from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.messages import QUARANTINE, Message
+
+#: Version of the claim-check message: the worker reads everything else from the job's row.
+MESSAGE_VERSION = 1
+
+#: Headers that the database has the say in, or that describe a body that is not sent.
+_NOT_SENT = ("expires", "compression")
+
+
+@dataclass
+class Wire:
+    """A message as a publisher sends it; ``id`` is its outbox row."""
+
+    id: int
+    exchange: str
+    routing_key: str
+    body: bytes
+    content_type: str
+    content_encoding: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    #: The queue by its name, declared from the configuration; and queues only the call knew.
+    queue: str | None = None
+    declare: list[Queue] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What a message that the broker returns is recognized by."""
+        return (str(self.properties.get("correlation_id")), self.exchange, self.routing_key)
+
+
+def build(message: Message, quarantine: Queue) -> Wire:
+    """The message of an outbox row.
+
+    Arguments:
+        quarantine: the quarantine queue, where copies go.
+
+    Raises:
+        ValueError, TypeError, KeyError: the stored envelope cannot be read.
+    """
+    envelope = message.envelope
+    if message.kind == QUARANTINE:
+        return _copy(message, envelope, quarantine)
+    if message.relay:
+        return _relayed(message, envelope)
+    return _claim_check(message, envelope)
+
+
+def _claim_check(message: Message, envelope: Envelope) -> Wire:
+    """For a task of ours: who the job is, but not what it was called with."""
+    body, content_type, encoding = _no_arguments(envelope.content_type)
+    headers = {name: value for name, value in envelope.headers.items() if name not in _NOT_SENT}
+    headers |= {"outbox_version": MESSAGE_VERSION, "eta": None, "retries": message.attempt}
+    properties = dict(envelope.properties)
+    # Expiry is decided in the database, by its clock: a message that the broker expires
+    # would be dead-lettered as if it had failed.
+    properties.pop("expiration", None)
+    return Wire(
+        id=message.id,
+        exchange=envelope.exchange,
+        routing_key=envelope.routing_key,
+        body=body,
+        content_type=content_type,
+        content_encoding=encoding,
+        headers=headers,
+        properties=properties,
+        queue=envelope.queue,
+        declare=[_queue(each) for each in envelope.declare],
+    )
+
+
+def _relayed(message: Message, envelope: Envelope) -> Wire:
+    """For a task of another service: everything, with what is left of its time to live."""
+    properties = dict(envelope.properties)
+    if message.expires_at is not None and "expiration" in properties:
+        left = max((message.expires_at - message.now).total_seconds(), 0.0)
+        properties["expiration"] = str(int(left * 1000))
+    return Wire(
+        id=message.id,
+        exchange=envelope.exchange,
+        routing_key=envelope.routing_key,
+        body=message.body or b"",
+        content_type=envelope.content_type or "application/data",
+        content_encoding=envelope.content_encoding or "binary",
+        headers=envelope.headers,
+        properties=properties,
+        queue=envelope.queue,
+        declare=[_queue(each) for each in envelope.declare],
+    )
+
+
+def _copy(message: Message, envelope: Envelope, quarantine: Queue) -> Wire:
+    """For the quarantine queue: the claim check, and why the job is there."""
+    wire = _claim_check(message, envelope)
+    wire.exchange, wire.routing_key = quarantine.exchange.name, quarantine.routing_key
+    wire.queue, wire.declare = None, [quarantine]
+    wire.properties.pop("priority", None)
+    wire.properties.setdefault("correlation_id", message.job_id)
+    wire.headers |= {
+        "id": message.job_id,
+        "task": message.task,
+        "x-outbox-job-id": message.job_id,
+        "x-outbox-reason": message.reason,
+        "x-outbox-error-code": message.error_code,
+        "x-outbox-attempt": message.attempt,
+        "x-outbox-queue": envelope.queue,
+    }
+    return wire
+
+
+@lru_cache(maxsize=16)
+def _no_arguments(content_type: str | None) -> tuple[bytes, str, str]:
+    """A body without arguments that Celery can unpack, in the content type of the call:
+    workers may accept no other."""
+    name = registry.type_to_name.get(content_type, "json")
+    sent_type, encoding, body = dumps(([], {}, {}), serializer=name)
+    return (body.encode("utf-8") if isinstance(body, str) else body), sent_type, encoding
+
+
+def _queue(described: dict[str, Any]) -> Queue:
+    options = dict(described)
+    name = options.pop("name")
+    exchange = options.pop("exchange") or ""
+    kind = options.pop("exchange_type") or "direct"
+    return Queue(name, Exchange(exchange, type=kind), **options)

@@ -1,0 +1,146 @@
+"""Every error of this package. The docstring of a class is its message; facts are attributes."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class OutboxError(Exception):
+    """Something went wrong in celery-outbox."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = " ".join(inspect.cleandoc(type(self).__doc__ or "").split())
+        return text.format(**self.facts)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["facts"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts)
+
+
+def _rebuild(kind: type[OutboxError], facts: dict[str, Any]) -> OutboxError:
+    return kind(**facts)
+
+
+class ConfigurationError(OutboxError):
+    """Setting {setting} is not usable: {problem}. {remedy}"""
+
+
+class SchemaError(OutboxError):
+    """The outbox tables in the database do not fit this version of celery-outbox."""
+
+
+class SchemaMissing(SchemaError):
+    """The outbox tables are missing in {database}: run `celery -A yourapp outbox init`."""
+
+
+class SchemaMismatch(SchemaError):
+    """The outbox tables in {database} have version {found}, this package needs version
+    {needed}: {remedy}."""
+
+
+class RecordError(OutboxError):
+    """A call could not be recorded; nothing was written."""
+
+
+class InvalidJobId(RecordError):
+    """{job_id!r} cannot be a job id for task {task}: {problem}. Pass a task_id of 1 to 255
+    characters without NUL, or none."""
+
+
+class UnserializableArgument(RecordError):
+    """Task {task} cannot be recorded: {argument} (a {kind}) cannot be serialized with
+    {serializer!r}. Pass data instead of objects, or register a type with
+    kombu.utils.json.register_type."""
+
+
+class PayloadTooLarge(RecordError):
+    """Task {task} cannot be recorded: its arguments take {size} bytes and the limit is {limit}.
+    Pass a reference to the data, or raise outbox_max_payload_size."""
+
+
+class InvalidResultKey(RecordError):
+    """Task {task} has no usable result key: {template!r} gives {problem}."""
+
+
+class NoTransaction(RecordError):
+    """Task {task} was called outside a transaction and outbox_require_transaction is set. Use
+    `with outbox.use(session):` or `apply_async(..., session=session)`."""
+
+
+class UnusableSession(RecordError):
+    """Task {task} cannot be recorded through a {kind}: {remedy}."""
+
+
+class UnknownJob(OutboxError):
+    """There is no job {job_id!r}."""
+
+
+class WrongState(OutboxError):
+    """Job {job_id!r} is {state}: {action} is only possible while it is {allowed}."""
+
+
+class NotReplayable(OutboxError):
+    """Job {job_id!r} cannot be replayed: {problem}."""
+
+
+class ResultStoreError(OutboxError):
+    """Something went wrong in a result store."""
+
+
+class InvalidStoreKey(ResultStoreError):
+    """{key!r} cannot be a key of a result store: {problem}."""
+
+
+class ResultMissing(ResultStoreError):
+    """Task {task} returned, but its result {key!r} is not in the result store."""
+
+
+class NotInJob(OutboxError):
+    """{what} is only available while a worker runs a job of task {task}."""
+
+
+class TaskError(Exception):
+    """Base of the errors that a task body raises to say what follows."""
+
+
+class PermanentError(TaskError):
+    """Another attempt would fail the same way: the job goes to quarantine at once."""
+
+
+class RetryableError(TaskError):
+    """The error may pass: another attempt follows, as far as the task's limit permits.
+
+    Arguments:
+        message: what went wrong.
+        retry_after: seconds to wait at least before the next attempt.
+    """
+
+    def __init__(self, message: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message, retry_after)
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class JobQuarantined(Exception):
+    """The failure of a quarantined job, told again for a delivery that came back."""
+
+    def __init__(self, job_id: str, reason: str, error_code: str | None) -> None:
+        super().__init__(job_id, reason, error_code)
+        self.job_id = job_id
+        self.reason = reason
+        self.error_code = error_code
+
+    def __str__(self) -> str:
+        return f"job {self.job_id!r} is in quarantine: {self.reason} ({self.error_code})"

@@ -1,0 +1,1 @@
+"""Runs jobs in the worker: claim, decide, run, settle; then Celery acknowledges."""

@@ -1,0 +1,78 @@
+"""Messages that reach a worker without a job: adopted when they can run, quarantined if not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery import Task
+from sqlalchemy import Connection
+
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.result_key import fill_result_key
+from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.payload import Call, encode_call, envelope_of
+from celery_outbox.store import job as jobs
+from celery_outbox.store import recording
+from celery_outbox.store.job import Job
+from celery_outbox.store.recording import NewJob
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+
+
+def adopt(
+    connection: Connection, guard: Guard, task: Task, delivery: Delivery, call: Call
+) -> None:
+    """Record the job of a plain Celery message, unless there is one with its id.
+
+    Raises:
+        kombu.exceptions.EncodeError: the arguments cannot be stored.
+        InvalidResultKey: the arguments give no usable result key.
+    """
+    if jobs.exists(connection, guard.tables, delivery.job_id):
+        return
+    serializer = task.serializer or guard.app.conf.task_serializer
+    body, content_type, encoding = encode_call(guard.app, call, serializer)
+    # A client without the outbox counts its retries in the message.
+    retries = int(delivery.request.get("retries") or 0)
+    template = getattr(task, "result_key", None)
+    new = NewJob(
+        id=delivery.job_id,
+        task=task.name,
+        queue=delivery.queue,
+        envelope=envelope_of(delivery.request, content_type, encoding),
+        body=body,
+        max_attempts=max(guard.policy_of(task).max_attempts, retries + 1),
+        attempt=retries,
+        expires_at=delivery.expires_at,
+        result_key=fill_result_key(
+            task.name, template, delivery.job_id, call.args, call.kwargs
+        ),
+    )
+    recording.adopt(connection, guard.tables, new, actor=guard.worker_id())
+
+
+def quarantine(
+    connection: Connection, guard: Guard, task: Task, delivery: Delivery, reason: Reason
+) -> Job:
+    """Record a message that cannot become a job as a quarantined one, without arguments."""
+    new = NewJob(
+        id=delivery.job_id,
+        task=task.name,
+        queue=delivery.queue,
+        envelope=envelope_of(delivery.request, "", ""),
+        body=None,
+        max_attempts=guard.policy_of(task).max_attempts,
+    )
+    recording.record_quarantined(
+        connection,
+        guard.tables,
+        new,
+        reason=reason,
+        actor=guard.worker_id(),
+        copy=not guard.broker_dead_letters(delivery.queue),
+    )
+    job = jobs.get(connection, guard.tables, delivery.job_id)
+    if job is None:
+        raise AssertionError("a job that was just recorded is not there")
+    return job

@@ -1,0 +1,335 @@
+"""One attempt of a job: what a worker claimed, and the write that ends it."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.serialization import get_pickleable_exception
+from kombu.exceptions import EncodeError
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from celery_outbox.core.classification import ClassifyHook, Verdict, classify, error_code
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.retry import RetryIn, after_failure
+from celery_outbox.exceptions import ResultMissing
+from celery_outbox.execute.child_id import ChildIds
+from celery_outbox.execute.payload import decode_result, encode_result
+from celery_outbox.store import transitions
+from celery_outbox.store.job import Job
+from celery_outbox.store.recording import NewJob
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The hold that an attempt has on its job.
+
+    Attributes:
+        by: the worker that holds it.
+        until: when it ends without a heartbeat, as of the claim.
+        token: grows with each attempt; every write of the attempt names it.
+    """
+
+    by: str
+    until: datetime
+    token: int
+
+
+@dataclass
+class Attempt:
+    """What a worker does with one delivery, from the claim to the settle.
+
+    Attributes:
+        outcome: decided before the body: ``None``: run it; a callable: return its value, or
+            raise its error, in place of the body.
+        entered: the body, or what stands for it, has begun.
+        settled: the attempt's end is written, or cannot be.
+        stale: the lease was lost, so that another attempt owns the job.
+        unwritten: the database did not take the end; the message must come back.
+        gave_up: the body asked Celery for a retry and was at its own limit.
+        retry_error: what the body gave as the cause of the retry that it asked for.
+    """
+
+    guard: Guard
+    task: Task
+    job: Job
+    lease: Lease
+    outcome: Callable[[], Any] | None = None
+    entered: bool = False
+    settled: bool = False
+    stale: bool = False
+    unwritten: bool = False
+    gave_up: bool = False
+    retry_error: BaseException | None = None
+    children: ChildIds = field(default_factory=ChildIds)
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job."""
+        return self.job.id
+
+    @property
+    def number(self) -> int:
+        """The number of this attempt, 1 for the first."""
+        return self.job.attempt
+
+    def derive_id(self, task: str, body: bytes) -> str | None:
+        """A callback that is sent again for the same job gets the same id."""
+        return self.children.next_id(self.job.id, task, body) if self.settled else None
+
+    def execute(self, body: Callable[[], Any]) -> Any:
+        """Run the body and settle; what this returns or raises is what Celery goes on with."""
+        self.entered = True
+        if self.outcome is not None:
+            return self.outcome()
+        try:
+            if self._result_exists():
+                # An earlier attempt wrote the result and did not live to say so.
+                return self._succeed(self.job.result_key)
+            value = body()
+            if not self._result_exists(default=True):
+                raise ResultMissing(task=self.task.name, key=self.job.result_key)
+            return self._succeed(value)
+        except (Retry, Ignore, Reject) as signal:
+            answer = self._answer(signal)
+            if answer is signal:
+                raise
+            raise answer from signal
+        except Exception as error:
+            answer = error if self.settled else self._failed(error)
+            if answer is error:
+                raise
+            raise answer from error
+
+    def resume_as(self, new: NewJob) -> None:
+        """End the attempt because the body sent its own id again."""
+        error = self.retry_error
+        took = self._settle(
+            "resume",
+            lambda connection: transitions.resume_as(
+                connection,
+                self.guard.tables,
+                self.job.id,
+                self.lease.token,
+                attempt=self.number,
+                actor=self.lease.by,
+                task=new.task,
+                queue=new.queue,
+                envelope=new.envelope,
+                body=new.body,
+                available_at=new.available_at,
+                expires_at=new.expires_at,
+                error_code=None if error is None else self._classify(error).error_code,
+            ),
+        )
+        if not took:
+            # Not raised here: Task.retry() would turn it into a rejected message.
+            self._lose()
+
+    def refusal(self, error: Exception) -> Callable[[], Any]:
+        """What stands for the body when the stored payload cannot be read."""
+
+        def refuse() -> Any:
+            verdict = Verdict(True, error_code(error))
+            raise self._quarantine(verdict, Reason.UNDECODABLE, error)
+
+        return refuse
+
+    def fail_outside_body(self, error: BaseException) -> None:
+        """End the attempt after Celery failed the task before or around the body."""
+        verdict = Verdict(True, self._classify(error).error_code)
+        self._quarantine(verdict, Reason.PERMANENT, error)
+
+    def _result_exists(self, default: bool = False) -> bool:
+        key, store = self.job.result_key, self.guard.result_store
+        return default if key is None or store is None else store.exists(key)
+
+    def _succeed(self, value: Any) -> Any:
+        result: bytes | None = None
+        result_type: str | None = None
+        try:
+            result, result_type = encode_result(self.guard.app, value)
+        except EncodeError:
+            # Celery fails such a task too, unless nobody wants the result.
+            if not self.task.request.ignore_result:
+                raise
+        took = self._settle(
+            "succeed",
+            lambda connection: transitions.succeed(
+                connection,
+                self.guard.tables,
+                self.job.id,
+                self.lease.token,
+                attempt=self.number,
+                actor=self.lease.by,
+                result=result,
+                result_type=result_type,
+            ),
+        )
+        if not took:
+            raise self._lose()
+        return value
+
+    def _answer(self, signal: Retry | Ignore | Reject) -> Exception:
+        """Settle an attempt that ended by one of Celery's signals; returns what to raise."""
+        if self.unwritten:
+            return Reject("the database is away", requeue=True)
+        if self.stale:
+            return self._lose()
+        if self.settled:
+            # self.retry() and self.replace() settle when they send the job's own id.
+            return signal
+        try:
+            if isinstance(signal, Ignore):
+                self._succeed(None)
+                return signal
+            if isinstance(signal, Retry):
+                delay = signal.when if isinstance(signal.when, (int, float)) else 0.0
+                self._retry(Verdict(False, error_code(signal)), float(delay), signal.exc)
+                return self._lose() if self.stale else signal
+            if isinstance(signal.reason, Exception):
+                # Task.retry() wraps what went wrong while it recorded the next attempt.
+                return self._failed(signal.reason)
+            verdict = Verdict(not signal.requeue, error_code(signal), reason=Reason.REJECTED)
+            return self._follow(verdict, signal)
+        except (Ignore, Reject) as settled:
+            return settled
+
+    def _failed(self, error: Exception) -> Exception:
+        """Settle a failure; returns what to raise to Celery."""
+        verdict = self._classify(error)
+        try:
+            if self.gave_up and not verdict.permanent:
+                # The task's own limit (max_retries) is reached: Celery would fail it here.
+                return self._quarantine(verdict, Reason.ATTEMPTS_EXHAUSTED, error)
+            return self._follow(verdict, error)
+        except Reject as unwritten:
+            return unwritten
+
+    def _follow(self, verdict: Verdict, error: Exception) -> Exception:
+        step = after_failure(
+            verdict,
+            attempt=self.number,
+            max_attempts=self.job.max_attempts,
+            policy=self.guard.policy_of(self.task),
+            random=random.random(),
+        )
+        if isinstance(step, RetryIn):
+            return self._retry(verdict, step.delay, error)
+        return self._quarantine(verdict, step.reason, error)
+
+    def _classify(self, error: BaseException) -> Verdict:
+        task = self.task
+        if isinstance(error, EncodeError):
+            # The result cannot be stored; another run would return the like.
+            return Verdict(True, error_code(error))
+        return classify(
+            error,
+            now=datetime.now(timezone.utc),
+            permanent_for=tuple(getattr(task, "permanent_for", ())),
+            retry_for=tuple(getattr(task, "retry_for", ())),
+            hook=_classify_hook(task),
+        )
+
+    def _retry(self, verdict: Verdict, delay: float, error: Exception | None) -> Exception:
+        took = self._settle(
+            "retry",
+            lambda connection: transitions.retry(
+                connection,
+                self.guard.tables,
+                self.job.id,
+                self.lease.token,
+                attempt=self.number,
+                actor=self.lease.by,
+                error_code=verdict.error_code,
+                error_detail=self._detail(error),
+                delay=delay,
+            ),
+        )
+        if not took:
+            return self._lose()
+        # Celery marks the task as being retried and acknowledges the delivery.
+        reason = None if error is None else get_pickleable_exception(error)
+        return Retry(exc=reason, when=delay)
+
+    def _quarantine(
+        self, verdict: Verdict, reason: Reason, error: BaseException
+    ) -> Exception:
+        took = self._settle(
+            "quarantine",
+            lambda connection: transitions.quarantine(
+                connection,
+                self.guard.tables,
+                self.job.id,
+                self.lease.token,
+                attempt=self.number,
+                actor=self.lease.by,
+                reason=reason,
+                error_code=verdict.error_code,
+                error_detail=self._detail(error),
+                copy=not self.guard.broker_dead_letters(self.job.queue),
+            ),
+        )
+        if not took:
+            return self._lose()
+        return error if isinstance(error, Exception) else RuntimeError(verdict.error_code)
+
+    def _settle(self, what: str, write: Callable[[Connection], bool]) -> bool:
+        self.settled = True
+        try:
+            return self.guard.settle(what, write)
+        except (SQLAlchemyError, OSError) as error:
+            self.unwritten = True
+            raise Reject(error_code(error), requeue=True) from error
+
+    def _lose(self) -> Ignore:
+        """The lease was lost: another attempt owns the job, this one has no say."""
+        if not self.stale:
+            self.stale = True
+            self.guard.note_stale(self.job, self.lease)
+        return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
+
+    def _detail(self, error: BaseException | None) -> str | None:
+        wanted = self.guard.config.error_detail
+        if error is None or wanted == "none":
+            return None
+        if wanted == "message":
+            lines = traceback.format_exception_only(type(error), error)
+        else:
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+        return "".join(lines).replace("\x00", "\\x00")[:10_000]
+
+
+def stored_result(job: Job) -> Callable[[], Any]:
+    """Returns the result of a job that has succeeded."""
+    return lambda: decode_result(job.result, job.result_type)
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    """Raises ``error`` in place of the body."""
+
+    def fail() -> Any:
+        raise error
+
+    return fail
+
+
+
+def _classify_hook(task: Task) -> ClassifyHook | None:
+    """The task's ``classify``, which may take the error alone or the task before it."""
+    hook = inspect.getattr_static(task, "classify", None)
+    if inspect.isfunction(hook) and len(inspect.signature(hook).parameters) == 1:
+        return hook
+    bound: ClassifyHook | None = getattr(task, "classify", None)
+    return bound

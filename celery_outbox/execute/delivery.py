@@ -1,0 +1,53 @@
+"""A delivery as the worker's child process gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.utils.time import maybe_iso8601
+
+#: Marks a message that carries the job's id and type but not its arguments.
+VERSION_HEADER = "outbox_version"
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a message says about its job.
+
+    Attributes:
+        is_claim_check: it came through the outbox; anything else is a plain Celery message.
+        redelivered: the broker delivered this message before.
+        queue: where it came from, as far as the routing tells.
+    """
+
+    job_id: str
+    request: Mapping[str, Any]
+    is_claim_check: bool
+    redelivered: bool
+    queue: str | None
+
+    @classmethod
+    def of(cls, job_id: str, request: Mapping[str, Any]) -> Delivery:
+        """Read it from Celery's request."""
+        info = request.get("delivery_info") or {}
+        return cls(
+            job_id=job_id,
+            # A copy: the request is filled with the job's own headers later.
+            request=dict(request),
+            is_claim_check=request.get(VERSION_HEADER) is not None,
+            redelivered=bool(info.get("redelivered")),
+            # Sent through the default exchange, the routing key is the queue.
+            queue=None if info.get("exchange") else info.get("routing_key"),
+        )
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the message says that it expires."""
+        value = self.request.get("expires")
+        if value is None:
+            return None
+        moment: datetime = maybe_iso8601(value)
+        return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -1,0 +1,51 @@
+"""Waits, within a bound, for a database that is away."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeout
+
+from celery_outbox.store.engine import is_transient
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger("celery_outbox.execute")
+
+#: Seconds before the second try, and the ceiling to which the pause doubles.
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+
+
+def patiently(work: Callable[[], Result], *, timeout: float, what: str) -> Result:
+    """Run ``work``, again while the database is away or rolls it back.
+
+    Arguments:
+        work: one complete transaction.
+        timeout: seconds after which the last error is raised.
+        what: the event name for the log.
+
+    Raises:
+        sqlalchemy.exc.DBAPIError: the database did not come back in time, or the error is
+            not one that passes.
+    """
+    deadline = time.monotonic() + timeout
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return work()
+        except (DBAPIError, PoolTimeout) as error:
+            passes = isinstance(error, PoolTimeout) or is_transient(error)
+            if not passes or time.monotonic() + pause > deadline:
+                raise
+            logger.warning(
+                "outbox.database_unavailable",
+                extra={"outbox_during": what, "outbox_error": type(error).__name__},
+            )
+        # An event that nobody sets: time.sleep, but one that gevent and eventlet yield in.
+        threading.Event().wait(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)

@@ -1,0 +1,103 @@
+"""What the worker's main process sees of a job: it settles what the child process cannot."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
+from celery.worker import state as worker_state
+from celery.worker.request import Request
+from kombu.utils.encoding import safe_repr
+from sqlalchemy.exc import SQLAlchemyError
+
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.states import State
+from celery_outbox.execute.payload import Undecodable, decode_call
+from celery_outbox.store.job import Job
+
+logger = logging.getLogger("celery_outbox.execute")
+
+
+class OutboxRequest(Request):
+    """A request whose lost child and hard time limit end in the database.
+
+    Stock Celery acknowledges such a task for good, or requeues it for ever
+    (``task_reject_on_worker_lost``). Here the attempt is settled, counted and followed by another
+    one or by quarantine. Both callbacks may fire for one time limit: the lease token makes
+    the second a no-op.
+    """
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Settle an attempt that ran into its hard time limit."""
+        if soft or getattr(worker_state, "should_terminate", None):
+            super().on_timeout(soft, timeout)
+            return
+        logger.error("outbox.time_limit", extra={"outbox_job": self.id, "outbox_limit": timeout})
+        try:
+            raise TimeLimitExceeded(timeout)
+        except TimeLimitExceeded:
+            self._end(ExceptionInfo(), Reason.TIME_LIMIT)
+
+    def on_failure(
+        self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
+    ) -> Any:
+        """Settle an attempt whose child process died; the rest is Celery's."""
+        error = getattr(exc_info.exception, "exc", None) or exc_info.exception
+        # Billiard 4.3 reports a child's exit as SystemExit before it is gone.
+        lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
+        withdrawn = self._already_revoked or getattr(self, "_already_cancelled", False)
+        if return_ok or withdrawn or not (lost or isinstance(error, TimeLimitExceeded)):
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        self._end(exc_info, Reason.LOST_WORKER if lost else Reason.TIME_LIMIT)
+        return None
+
+    def _end(self, exc_info: ExceptionInfo, reason: Reason) -> None:
+        worker_state.task_ready(self)
+        try:
+            job = self.task.outbox.guard.settle_lost(self.task, self.id, reason)
+        except SQLAlchemyError:
+            # The lease ends by itself, and maintenance takes the job back.
+            logger.exception("outbox.settle_lost_failed", extra={"outbox_job": self.id})
+            job = None
+        if job is not None and job.state is State.QUARANTINED:
+            self._fail(job, exc_info)
+        elif job is not None and job.state is State.SUCCEEDED:
+            # The child died between settle and ack: callbacks may be missing, and another
+            # delivery sends them again. Only once: what died there may die there again.
+            if self.delivery_info.get("redelivered"):
+                self.acknowledge()
+            else:
+                self.reject(requeue=True)
+        else:
+            self.acknowledge()
+            self._report_retry(exc_info)
+
+    def _fail(self, job: Job, exc_info: ExceptionInfo) -> None:
+        if self.acknowledged:
+            return
+        # Rejected first: Celery 5.7 acknowledges time limits.
+        self.reject(requeue=False)
+        try:
+            call = decode_call(self.app, job)
+        except Undecodable:
+            logger.warning("outbox.undecodable", extra={"outbox_job": job.id})
+        else:
+            # The message carries no arguments; error callbacks and chord come from the row.
+            self.__dict__["_payload"] = call
+            self._args, self._kwargs = call.args, call.kwargs
+        super().on_failure(exc_info, True, False)
+
+    def _report_retry(self, exc_info: ExceptionInfo) -> None:
+        self.send_event(
+            "task-retried", exception=safe_repr(exc_info.exception), traceback=exc_info.traceback
+        )
+        if not self.store_errors:
+            return
+        try:
+            self.task.backend.mark_as_retry(
+                self.id, Retry(), exc_info.traceback, request=self._context
+            )
+        except Exception:  # the result backend may be anything; the database has the truth
+            logger.exception("outbox.report_failed", extra={"outbox_job": self.id})

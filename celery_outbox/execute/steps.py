@@ -1,0 +1,113 @@
+"""Steps of Celery's worker: its heartbeat in the database, and the quarantine queue."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from celery import bootsteps
+from celery.utils.nodenames import gethostname
+from celery.worker import state
+from sqlalchemy.exc import SQLAlchemyError
+
+from celery_outbox.store import workers
+from celery_outbox.store.engine import retry_transaction
+
+logger = logging.getLogger("celery_outbox.execute")
+
+
+class Heartbeat(bootsteps.StartStopStep):
+    """Keeps the leases of this worker's running jobs; one update per interval.
+
+    It runs in the worker's main process, so a body that blocks, or holds the GIL for long,
+    keeps its lease; the lease of a job whose pool process died is not extended, because
+    Celery no longer counts that job as active.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Before the pool forks: every pool process has the same worker id.
+        self._outbox = parent.app.Task.outbox_of(parent.app)
+        self._worker_id = self._outbox.worker_id
+
+    def start(self, parent: Any) -> None:
+        """Enter the worker, and begin to beat."""
+        self._thread = threading.Thread(target=self._run, name="outbox-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:
+        """Stop beating and sign off."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(self._outbox.config.heartbeat_interval)
+
+    terminate = stop
+
+    def _run(self) -> None:
+        interval = self._outbox.config.heartbeat_interval
+        registered = False
+        while True:
+            try:
+                if not registered:
+                    self._write(self._register)
+                    registered = True
+                self._write(self._beat)
+            except SQLAlchemyError as error:
+                logger.warning(
+                    "outbox.heartbeat_failed", extra={"outbox_error": type(error).__name__}
+                )
+            if self._stop.wait(interval):
+                break
+        try:
+            self._write(lambda c: workers.sign_off(c, self._outbox.tables, self._worker_id))
+        except SQLAlchemyError:
+            logger.warning("outbox.sign_off_failed")
+
+    def _register(self, connection: Any) -> None:
+        self._outbox.ensure_ready(connection)
+        workers.register(
+            connection,
+            self._outbox.tables,
+            self._worker_id,
+            hostname=gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _beat(self, connection: Any) -> None:
+        # Celery forgets a request when its pool process is lost.
+        running = {request.id for request in (*state.active_requests, *state.reserved_requests)}
+        workers.beat(
+            connection,
+            self._outbox.tables,
+            self._worker_id,
+            running,
+            lease=self._outbox.config.lease,
+        )
+
+    def _write(self, work: Any) -> None:
+        retry_transaction(self._outbox.engine, work)
+
+
+class DeclareQuarantine(bootsteps.StartStopStep):
+    """Declares the quarantine queue: a rejected message is lost where its exchange is missing."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, parent: Any) -> None:
+        """Declare it on the worker's own connection, which Celery makes again when it is lost."""
+        queue = parent.app.Task.outbox_of(parent.app).quarantine_queue
+        with parent.connection.channel() as channel:
+            try:
+                queue(channel).declare()
+            except parent.connection.channel_errors as error:
+                # It exists with other arguments: whoever declared it is right.
+                logger.warning(
+                    "outbox.declare_refused",
+                    extra={"outbox_queue": queue.name, "outbox_error": type(error).__name__},
+                )

@@ -1,0 +1,83 @@
+"""What an app gets by using :class:`~celery_outbox.OutboxTask`, when Celery finalizes it:
+tasks for beat, and steps in its workers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import celery
+from celery import Celery, signals
+from celery._state import connect_on_app_finalize
+from sqlalchemy.exc import SQLAlchemyError
+
+from celery_outbox.app import Outbox
+from celery_outbox.config import Config
+from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
+
+logger = logging.getLogger("celery_outbox")
+
+DISPATCH_TASK = "celery_outbox.dispatch"
+MAINTAIN_TASK = "celery_outbox.maintain"
+
+#: Seconds between two dispatch runs by beat, and the longest time one of them takes.
+BEAT_INTERVAL = 1.0
+
+
+def beat_schedule(config: Config) -> dict[str, dict[str, Any]]:
+    """Entries for ``beat_schedule`` that dispatch and maintain where no daemon is wanted.
+
+    A run that was not picked up before the next one is due expires, so that they do not pile up.
+    """
+    return {
+        "outbox-dispatch": {
+            "task": DISPATCH_TASK,
+            "schedule": BEAT_INTERVAL,
+            "options": {"expires": BEAT_INTERVAL, "ignore_result": True},
+        },
+        "outbox-maintain": {
+            "task": MAINTAIN_TASK,
+            "schedule": config.maintenance_interval,
+            "options": {"expires": config.maintenance_interval, "ignore_result": True},
+        },
+    }
+
+
+@connect_on_app_finalize  # type: ignore[untyped-decorator]
+def _set_up(app: Celery) -> None:
+    """Register tasks and worker steps with an app that uses the outbox."""
+    if not hasattr(app.Task, "outbox"):
+        return
+    # celery.Task, not the app's: these run the outbox, and cannot go through it.
+    app.task(_dispatch, base=celery.Task, name=DISPATCH_TASK, bind=True, shared=False, lazy=False)
+    app.task(_maintain, base=celery.Task, name=MAINTAIN_TASK, bind=True, shared=False, lazy=False)
+    app.steps["worker"].add(Heartbeat)
+    app.steps["consumer"].add(DeclareQuarantine)
+
+
+def _dispatch(self: Any) -> int:
+    """Publish what is due."""
+    done = Outbox.of(self.app).dispatcher().drain(seconds=BEAT_INTERVAL)
+    if done.outage is not None:
+        logger.warning(
+            "outbox.dispatch_paused", extra={"outbox_error": type(done.outage).__name__}
+        )
+    return done.published
+
+
+def _maintain(self: Any) -> None:
+    """Take back the jobs of silent workers and end what has expired."""
+    Outbox.of(self.app).maintenance.run()
+
+
+@signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator]
+def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) -> None:  # noqa: A002
+    """Quarantine a job whose task this worker does not have; Celery has rejected its message."""
+    app: Celery = sender.app
+    if not hasattr(app.Task, "outbox"):
+        return
+    queue = (message.delivery_info or {}).get("routing_key")
+    try:
+        Outbox.of(app).guard.quarantine_unknown_task(id, queue)
+    except SQLAlchemyError:
+        logger.exception("outbox.quarantine_failed", extra={"outbox_job": id})

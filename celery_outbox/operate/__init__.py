@@ -1,0 +1,1 @@
+"""Looks at everything and owns nothing: status, control, maintenance, the command line."""

@@ -1,0 +1,276 @@
+"""``celery -A app outbox ...``"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+import click
+from sqlalchemy.exc import DBAPIError
+
+from celery_outbox.app import Outbox
+from celery_outbox.core.states import State
+from celery_outbox.exceptions import OutboxError
+from celery_outbox.operate.status import JobStatus, QuarantineEntry, as_plain
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+LIMIT = click.option("--limit", default=100, show_default=True, help="At most so many.")
+
+
+@click.group(name="outbox")
+@click.pass_context
+def outbox(context: click.Context) -> None:
+    """Record, dispatch and look after the jobs of this app.
+
+    \b
+    Examples:
+      celery -A shop outbox init
+      celery -A shop outbox dispatch
+      celery -A shop outbox status export-42
+    """
+    app = context.obj.app
+    # Tasks and an explicit Outbox(app, ...) live in the app's modules.
+    app.loader.import_default_modules()
+    app.finalize()
+    context.obj = Outbox.of(app)
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A subcommand whose expected errors end in one line and exit code 1."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with _readable_errors():
+                return function(*args, **kwargs)
+
+        return outbox.command(name)(click.pass_obj(guarded))
+
+    return decorate
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except OutboxError as error:
+        raise click.ClickException(str(error)) from error
+    except DBAPIError as error:
+        # The driver's first line; the statement and its parameters stay out of sight.
+        text = str(error.orig).strip().partition("\n")[0]
+        raise click.ClickException(f"The database cannot be used: {text}") from error
+
+
+@command("init")
+def init(outbox: Outbox) -> None:
+    """Make the outbox tables; safe to repeat."""
+    made = outbox.init()
+    click.echo("The outbox tables are ready." if made else "The outbox tables were there already.")
+
+
+@command("dispatch")
+@click.option("--once", is_flag=True, help="Publish what is due and exit.")
+@click.option("--loglevel", default="INFO", show_default=True, help="Level of the log.")
+def dispatch(outbox: Outbox, once: bool, loglevel: str) -> None:
+    """Publish recorded jobs until SIGTERM or Ctrl-C."""
+    _log(loglevel)
+    dispatcher = outbox.dispatcher()
+
+    def stop(signum: int, frame: Any) -> None:
+        dispatcher.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    if not once:
+        dispatcher.run()
+        return
+    done = dispatcher.drain()
+    click.echo(f"published {done.published}, refused {done.refused}")
+    if done.outage is not None:
+        raise click.ClickException(
+            f"The broker cannot be used ({type(done.outage).__name__}: {done.outage}); "
+            "what is not published stays in the database."
+        )
+
+
+@command("maintain")
+@JSON
+def maintain(outbox: Outbox, as_json: bool) -> None:
+    """Take back the jobs of silent workers and end what has expired; the dispatcher does it too."""
+    done = outbox.maintenance.run()
+    if as_json:
+        _print_json(asdict(done))
+        return
+    click.echo(f"rescued {done.rescued}, quarantined {done.quarantined}, expired {done.expired}")
+
+
+@command("status")
+@click.argument("job_id")
+@JSON
+def status(outbox: Outbox, job_id: str, as_json: bool) -> None:
+    """Where is JOB_ID: recorded, published, deliveries, result, why stopped."""
+    job = outbox.job(job_id)
+    if as_json:
+        _print_json(job.as_json())
+        return
+    for label, value in _answers(job):
+        click.echo(f"{label:<12}{value}")
+
+
+@command("journal")
+@click.argument("job_id")
+@JSON
+def journal(outbox: Outbox, job_id: str, as_json: bool) -> None:
+    """Everything that happened to JOB_ID, oldest first."""
+    events = [as_plain(asdict(event)) for event in outbox.control.journal(job_id)]
+    _print_rows(events, ("at", "event", "state", "attempt", "reason", "error_code", "actor"), as_json)
+
+
+@command("list")
+@click.option("--state", type=click.Choice([str(state) for state in State]), help="In this state.")
+@click.option("--task", help="Of this task.")
+@click.option("--queue", help="For this queue.")
+@click.option("--error-code", help="With this error.")
+@click.option("--older-than", type=float, metavar="SECONDS", help="Recorded so long ago.")
+@LIMIT
+@JSON
+def list_jobs(outbox: Outbox, older_than: float | None, as_json: bool, **filters: Any) -> None:
+    """The newest jobs, newest first."""
+    age = None if older_than is None else timedelta(seconds=older_than)
+    found = [job.as_json() for job in outbox.control.list(older_than=age, **filters)]
+    _print_rows(found, ("id", "task", "queue", "state", "attempt", "recorded_at"), as_json)
+
+
+@command("cancel")
+@click.argument("job_id")
+def cancel(outbox: Outbox, job_id: str) -> None:
+    """Take JOB_ID back before it runs."""
+    outbox.control.cancel(job_id)
+    click.echo(f"{job_id} is cancelled.")
+
+
+@outbox.group("quarantine")
+def quarantine() -> None:
+    """Jobs that wait for a person."""
+
+
+def quarantine_command(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A subcommand of ``quarantine``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with _readable_errors():
+                return function(*args, **kwargs)
+
+        return quarantine.command(name)(click.pass_obj(guarded))
+
+    return decorate
+
+
+@quarantine_command("list")
+@click.option("--task", help="Of this task.")
+@click.option("--queue", help="For this queue.")
+@LIMIT
+@JSON
+def quarantine_list(outbox: Outbox, as_json: bool, **filters: Any) -> None:
+    """The newest jobs in quarantine, newest first."""
+    found = [entry.as_json() for entry in outbox.control.quarantined(**filters)]
+    _print_rows(found, ("id", "task", "queue", "reason", "error_code", "attempt", "at"), as_json)
+
+
+@quarantine_command("show")
+@click.argument("job_id")
+@JSON
+def quarantine_show(outbox: Outbox, job_id: str, as_json: bool) -> None:
+    """Why JOB_ID is in quarantine."""
+    entry: QuarantineEntry = outbox.control.quarantine_entry(job_id)
+    if as_json:
+        _print_json(entry.as_json())
+        return
+    for label, value in entry.as_json().items():
+        click.echo(f"{label:<12}{_cell(value)}")
+
+
+@quarantine_command("replay")
+@click.argument("job_ids", nargs=-1, required=True)
+def quarantine_replay(outbox: Outbox, job_ids: Sequence[str]) -> None:
+    """Send JOB_IDS back to the queue, with all their attempts before them."""
+    for job_id in job_ids:
+        outbox.control.replay(job_id)
+        click.echo(f"{job_id} is queued again.")
+
+
+@quarantine_command("discard")
+@click.argument("job_ids", nargs=-1, required=True)
+def quarantine_discard(outbox: Outbox, job_ids: Sequence[str]) -> None:
+    """Give JOB_IDS up; the journal keeps why they were in quarantine."""
+    for job_id in job_ids:
+        outbox.control.discard(job_id)
+        click.echo(f"{job_id} is discarded.")
+
+
+def _answers(job: JobStatus) -> list[tuple[str, str]]:
+    """The five questions, and what else is known."""
+    stopped = "-"
+    if job.reason is not None:
+        stopped = f"{job.reason} ({job.error_code or 'no error code'})"
+    elif job.error_code is not None:
+        stopped = f"last error {job.error_code}"
+    lease = "-"
+    if job.lease is not None:
+        lease = f"{job.lease.by} until {job.lease.until.isoformat()} (token {job.lease.token})"
+    result = f"stored {job.finished_at.isoformat()}" if _has_result(job) else "none"
+    return [
+        ("job", f"{job.id} ({job.task})"),
+        ("state", job.state),
+        ("recorded", _cell(job.recorded_at.isoformat())),
+        ("published", job.published_at.isoformat() if job.published_at else "not yet"),
+        ("deliveries", f"{job.deliveries} (attempt {job.attempt} of {job.max_attempts})"),
+        ("result", result + (f", key {job.result_key}" if job.result_key else "")),
+        ("why stopped", stopped),
+        ("lease", lease),
+        ("queue", _cell(job.queue)),
+    ]
+
+
+def _has_result(job: JobStatus) -> bool:
+    return job.state == str(State.SUCCEEDED) and job.finished_at is not None
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        _print_json(rows)
+        return
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    widths = [
+        max([len(column), *(len(line[index]) for line in cells)])
+        for index, column in enumerate(columns)
+    ]
+    for line in [list(columns), *cells]:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _log(level: str) -> None:
+    numeric = logging.getLevelName(level.upper())
+    if not isinstance(numeric, int):
+        raise click.BadParameter(f"{level!r} is not a log level", param_hint="--loglevel")
+    logging.basicConfig(
+        stream=sys.stderr, level=numeric, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )

@@ -1,0 +1,206 @@
+"""What a person does: look at jobs, cancel them, and decide about those in quarantine."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+
+from celery_outbox.core.states import State, Transition, sources
+from celery_outbox.exceptions import NotReplayable, UnknownJob, WrongState
+from celery_outbox.operate.status import JobStatus, QuarantineEntry
+from celery_outbox.store import job as jobs
+from celery_outbox.store import journal, transitions
+from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.job import Job
+from celery_outbox.store.journal import Event
+from celery_outbox.store.schema import Tables
+
+
+class Control:
+    """Operates on the jobs of one outbox.
+
+    Arguments:
+        tables: the outbox tables.
+        engine: returns the engine of this process.
+        ensure_ready: checks that the tables are there.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        *,
+        engine: Callable[[], Engine],
+        ensure_ready: Callable[[Connection], None],
+    ) -> None:
+        self._tables = tables
+        self._engine = engine
+        self._ensure_ready = ensure_ready
+
+    def status(self, job_id: str) -> JobStatus:
+        """Where a job is.
+
+        Raises:
+            UnknownJob: there is none with this id.
+        """
+        job = self._read(lambda connection: jobs.get(connection, self._tables, job_id))
+        if job is None:
+            raise UnknownJob(job_id=job_id)
+        return JobStatus.of(job)
+
+    def journal(self, job_id: str) -> list[Event]:
+        """Everything that happened to a job, oldest first.
+
+        Raises:
+            UnknownJob: the journal knows nothing of it.
+        """
+        events: list[Event] = self._read(
+            lambda connection: journal.read(connection, self._tables, job_id)
+        )
+        if not events:
+            raise UnknownJob(job_id=job_id)
+        return events
+
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        task: str | None = None,
+        queue: str | None = None,
+        error_code: str | None = None,
+        older_than: timedelta | None = None,
+        limit: int = 100,
+    ) -> list[JobStatus]:
+        """The newest jobs that match every given filter.
+
+        Raises:
+            ValueError: there is no such state.
+        """
+        states = frozenset() if state is None else frozenset({State(state)})
+        return [
+            JobStatus.of(job)
+            for job in self._find(
+                states=states,
+                task=task,
+                queue=queue,
+                error_code=error_code,
+                older_than=older_than,
+                limit=limit,
+            )
+        ]
+
+    def quarantined(
+        self, *, task: str | None = None, queue: str | None = None, limit: int = 100
+    ) -> list[QuarantineEntry]:
+        """The newest jobs that wait for a person."""
+        found = self._find(
+            states=frozenset({State.QUARANTINED}), task=task, queue=queue, limit=limit
+        )
+        return [QuarantineEntry.of(job) for job in found]
+
+    def quarantine_entry(self, job_id: str) -> QuarantineEntry:
+        """One job that waits for a person.
+
+        Raises:
+            UnknownJob: there is no such job.
+            WrongState: it is not in quarantine.
+        """
+        job = self._read(lambda connection: jobs.get(connection, self._tables, job_id))
+        if job is None:
+            raise UnknownJob(job_id=job_id)
+        if job.state is not State.QUARANTINED:
+            raise _wrong_state(job, "showing its quarantine entry", Transition.REPLAY)
+        return QuarantineEntry.of(job)
+
+    def replay(self, job_id: str) -> None:
+        """Send a quarantined job back to the queue, with all its attempts before it.
+
+        Raises:
+            UnknownJob, WrongState: see :meth:`quarantine_entry`.
+            NotReplayable: its arguments were never recorded.
+        """
+
+        def work(connection: Connection, job: Job) -> bool:
+            if job.body is None:
+                raise NotReplayable(job_id=job_id, problem="its arguments were never recorded")
+            return transitions.replay(connection, self._tables, job, actor=person())
+
+        self._act(job_id, Transition.REPLAY, "replay", work)
+
+    def discard(self, job_id: str) -> None:
+        """Give a quarantined job up.
+
+        Raises:
+            UnknownJob, WrongState: see :meth:`quarantine_entry`.
+        """
+        self._act(
+            job_id,
+            Transition.DISCARD,
+            "discard",
+            lambda connection, job: transitions.discard(
+                connection, self._tables, job, actor=person()
+            ),
+        )
+
+    def cancel(self, job_id: str) -> None:
+        """Take a job back that no worker has begun.
+
+        Raises:
+            UnknownJob: there is no such job.
+            WrongState: it is running or has ended.
+        """
+        self._act(
+            job_id,
+            Transition.CANCEL,
+            "cancel",
+            lambda connection, job: transitions.cancel(
+                connection, self._tables, job, actor=person()
+            ),
+        )
+
+    def _act(
+        self,
+        job_id: str,
+        transition: Transition,
+        action: str,
+        work: Callable[[Connection, Job], bool],
+    ) -> None:
+        def locked(connection: Connection) -> None:
+            self._ensure_ready(connection)
+            job = jobs.lock(connection, self._tables, job_id)
+            if job is None:
+                raise UnknownJob(job_id=job_id)
+            if not work(connection, job):
+                raise _wrong_state(job, action, transition)
+
+        retry_transaction(self._engine(), locked)
+
+    def _find(self, **filters: Any) -> list[Job]:
+        found: list[Job] = self._read(
+            lambda connection: jobs.find(connection, self._tables, **filters)
+        )
+        return found
+
+    def _read(self, work: Callable[[Connection], Any]) -> Any:
+        with self._engine().connect() as connection:
+            self._ensure_ready(connection)
+            return work(connection)
+
+
+def person() -> str:
+    """Who acts, for the journal: the user and the host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        # A user id without an entry, as in a container.
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _wrong_state(job: Job, action: str, transition: Transition) -> WrongState:
+    allowed = " or ".join(sorted(str(state) for state in sources(transition)))
+    return WrongState(job_id=job.id, state=str(job.state), action=action, allowed=allowed)

@@ -1,0 +1,79 @@
+"""The queues: those whose rejected messages the broker keeps, and the one where it keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celery
+from celery import Celery
+from kombu import Exchange, Queue
+
+from celery_outbox.config import Config
+
+#: From this version on, Celery consumes quorum queues (it sets the prefetch per consumer).
+_QUORUM_SINCE = (5, 5)
+
+
+def is_rabbitmq(app: Celery) -> bool:
+    """Whether the app's broker speaks AMQP; opens no connection."""
+    return bool(app.connection_for_write().transport.driver_type == "amqp")
+
+
+def consumes_quorum_queues() -> bool:
+    """Whether the installed Celery can consume quorum queues."""
+    return (celery.VERSION.major, celery.VERSION.minor) >= _QUORUM_SINCE
+
+
+def quarantine_queue(app: Celery, config: Config) -> Queue:
+    """The queue for copies of failed jobs' messages, with an exchange of the same name."""
+    name = config.quarantine_queue
+    arguments = {"x-queue-type": "quorum"} if _use_quorum(app) else {}
+    return Queue(
+        name,
+        Exchange(name, type="direct", durable=True),
+        routing_key=name,
+        durable=True,
+        queue_arguments=arguments,
+    )
+
+
+def outbox_queue(app: Celery, config: Config, name: str, **options: Any) -> Queue:
+    """A durable queue whose rejected messages go to the quarantine queue (on RabbitMQ).
+
+    A quorum queue dead-letters at least once, which needs ``reject-publish``
+    (RabbitMQ documentation, "Quorum Queues", section "Dead Lettering").
+    """
+    arguments: dict[str, Any] = {}
+    if is_rabbitmq(app):
+        arguments = {
+            "x-dead-letter-exchange": config.quarantine_queue,
+            "x-dead-letter-routing-key": config.quarantine_queue,
+        }
+        if consumes_quorum_queues():
+            arguments |= {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            }
+    arguments |= options.pop("queue_arguments", None) or {}
+    options.setdefault("exchange", Exchange(name, type="direct", durable=True))
+    options.setdefault("routing_key", name)
+    return Queue(name, durable=True, queue_arguments=arguments, **options)
+
+
+def broker_dead_letters(app: Celery, config: Config, queue: str | None) -> bool:
+    """Whether the broker copies rejected messages of ``queue`` to the quarantine queue.
+
+    As far as the configuration tells (``outbox_dead_letter = "auto"``): the broker is RabbitMQ
+    and the queue is declared with our exchange for dead letters.
+    """
+    if config.dead_letter != "auto":
+        return config.dead_letter == "broker"
+    if queue is None or queue not in app.amqp.queues or not is_rabbitmq(app):
+        return False
+    arguments = app.amqp.queues[queue].queue_arguments or {}
+    return bool(arguments.get("x-dead-letter-exchange") == config.quarantine_queue)
+
+
+def _use_quorum(app: Celery) -> bool:
+    return is_rabbitmq(app) and consumes_quorum_queues()

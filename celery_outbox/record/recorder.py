@@ -1,0 +1,203 @@
+"""Records one call: from Celery's message to rows in the caller's transaction."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery, Task
+from celery.result import AsyncResult
+from celery.utils.time import maybe_iso8601
+from kombu.exceptions import EncodeError
+from sqlalchemy import Connection
+
+from celery_outbox.context import running_job
+from celery_outbox.exceptions import (
+    ConfigurationError,
+    InvalidJobId,
+    NoTransaction,
+    PayloadTooLarge,
+)
+from celery_outbox.record.binding import connection_of
+from celery_outbox.record.capture import RecordingProducer
+from celery_outbox.record.payload import explain
+from celery_outbox.core.result_key import fill_result_key
+from celery_outbox.store.recording import NewJob, record
+from celery_outbox.store.schema import MAX_JOB_ID, Tables
+
+#: What stands for arguments wherever Celery would show them (logs, events, Flower).
+REDACTED = "(...)"
+
+
+class Recorder:
+    """Records the calls of one app.
+
+    Arguments:
+        app: the Celery app.
+        tables: the outbox tables.
+        own_transaction: runs a function with a connection in a transaction of its own.
+        ensure_ready: checks, once per database, that the tables are there.
+        require_transaction: refuse calls that come with no transaction.
+        max_payload_size: largest serialized payload, in bytes.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        tables: Tables,
+        *,
+        own_transaction: Callable[[Callable[[Connection], Any]], Any],
+        ensure_ready: Callable[[Connection], None],
+        require_transaction: bool,
+        max_payload_size: int,
+    ) -> None:
+        self._app = app
+        self._tables = tables
+        self._own_transaction = own_transaction
+        self._ensure_ready = ensure_ready
+        self._require_transaction = require_transaction
+        self._max_payload_size = max_payload_size
+        self._actor = f"{socket.gethostname()}:{os.getpid()}"
+
+    def record_call(
+        self,
+        task: Task,
+        celery_apply_async: Callable[..., AsyncResult],
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        task_id: str | None,
+        owners: Sequence[Any],
+        max_attempts: int,
+        result_key_template: str | None,
+        options: dict[str, Any],
+    ) -> AsyncResult:
+        """Record ``task.apply_async(args, kwargs, **options)``.
+
+        Arguments:
+            celery_apply_async: Celery's own ``apply_async`` of the task.
+            task_id: the caller's stable key, or ``None``.
+            owners: sessions or connections, the first that is not ``None`` wins.
+            max_attempts: attempts of the job in all.
+
+        Returns:
+            A result whose id is the job id; when there is a job with this id, that job's.
+
+        Raises:
+            RecordError: the call cannot be recorded; nothing was written.
+        """
+        if task_id is not None:
+            check_job_id(task_id, task.name)
+        ignore_result = options.pop("ignore_result", task.ignore_result)
+        producer = RecordingProducer()
+        options.setdefault("argsrepr", REDACTED)
+        options.setdefault("kwargsrepr", REDACTED)
+        try:
+            result = celery_apply_async(
+                args,
+                kwargs,
+                task_id=task_id,
+                producer=producer,
+                # Celery prepares the result backend for an answer unless the result is
+                # ignored, which would open a connection. The true value is put back below.
+                ignore_result=True,
+                **options,
+            )
+        except EncodeError as error:
+            serializer = options.get("serializer") or task.serializer
+            raise explain(task.name, serializer, args, kwargs) from error
+        result.ignored = ignore_result
+        envelope, body = producer.captured(self._app.amqp.queues)
+        if "id" not in envelope.headers:
+            raise ConfigurationError(
+                setting="task_protocol",
+                problem="celery-outbox needs message protocol 2",
+                remedy="Remove the setting, 2 is its default.",
+            )
+        envelope.headers["ignore_result"] = ignore_result
+        if len(body) > self._max_payload_size:
+            raise PayloadTooLarge(
+                task=task.name, size=len(body), limit=self._max_payload_size
+            )
+        running = running_job.get()
+        if running is not None and task_id is None:
+            derived = running.derive_id(envelope.headers["task"], body)
+            if derived is not None:
+                _rename(envelope.headers, envelope.properties, derived)
+                result.id = derived
+        job_id = envelope.headers["id"]
+        new = NewJob(
+            id=job_id,
+            task=envelope.headers["task"],
+            queue=envelope.queue,
+            envelope=envelope,
+            body=body,
+            max_attempts=max_attempts,
+            available_at=_moment(envelope.headers.get("eta"), self._app),
+            expires_at=_moment(envelope.headers.get("expires"), self._app),
+            result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
+        )
+        # The delay belongs to the database from here on.
+        envelope.headers["eta"] = None
+        if running is not None and running.job_id == job_id:
+            running.resume_as(new)
+        else:
+            self._write(new, owners, task.name)
+        return result
+
+    def _write(self, new: NewJob, owners: Sequence[Any], task: str) -> None:
+        for owner in owners:
+            connection = connection_of(owner, self._tables, task)
+            if connection is not None:
+                self._insert(connection, new)
+                return
+        if self._require_transaction:
+            raise NoTransaction(task=task)
+        self._own_transaction(lambda connection: self._insert(connection, new))
+
+    def _insert(self, connection: Connection, new: NewJob) -> bool:
+        self._ensure_ready(connection)
+        return record(connection, self._tables, new, actor=self._actor)
+
+
+def check_job_id(job_id: Any, task: str) -> None:
+    """Check a caller's job id.
+
+    Raises:
+        InvalidJobId: it is empty, too long, holds NUL, or is not text.
+    """
+    if not isinstance(job_id, str):
+        problem = f"it is a {type(job_id).__name__}, not a str"
+    elif not job_id:
+        problem = "it is empty"
+    elif len(job_id) > MAX_JOB_ID:
+        problem = f"it has {len(job_id)} characters"
+        job_id = job_id[:40] + "..."
+    elif "\x00" in job_id:
+        problem = "it holds NUL"
+    elif not job_id.isprintable():
+        problem = "it holds characters that cannot be printed"
+    else:
+        return
+    raise InvalidJobId(job_id=job_id, task=task, problem=problem)
+
+
+def _rename(headers: dict[str, Any], properties: dict[str, Any], job_id: str) -> None:
+    if headers.get("root_id") == headers["id"]:
+        headers["root_id"] = job_id
+    headers["id"] = job_id
+    properties["correlation_id"] = job_id
+
+
+def _moment(value: str | None, app: Celery) -> datetime | None:
+    """An absolute time out of Celery's headers."""
+    if value is None:
+        return None
+    moment: datetime = maybe_iso8601(value)
+    if moment.tzinfo is None:
+        # Celery reads a naive eta in the app's time zone.
+        moment = moment.replace(tzinfo=app.timezone)
+    return moment.astimezone(timezone.utc)

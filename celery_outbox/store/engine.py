@@ -1,0 +1,133 @@
+"""Opens the database: engines, short write transactions, and which errors may pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from celery_outbox.exceptions import ConfigurationError
+
+Result = TypeVar("Result")
+
+#: Databases whose conformance is tested.
+SUPPORTED = ("postgresql", "sqlite")
+
+#: Seconds for which SQLite waits for another process's write transaction.
+SQLITE_BUSY_TIMEOUT = 30.0
+
+#: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
+_ROLLED_BACK = frozenset({"40001", "40P01"})
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for the outbox's own transactions.
+
+    Arguments:
+        url: SQLAlchemy database URL.
+
+    Raises:
+        ConfigurationError: the URL cannot be read, its driver is not installed, or its
+            database is not supported.
+    """
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in SUPPORTED:
+            raise _unusable(f"{parsed.get_backend_name()} is not one of {', '.join(SUPPORTED)}")
+        if parsed.get_backend_name() == "sqlite":
+            engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT})
+            event.listen(engine, "connect", _prepare_sqlite)
+            return engine
+        return create_engine(parsed, pool_pre_ping=True, pool_recycle=1800)
+    except (ArgumentError, NoSuchModuleError) as error:
+        # The text of the URL stays out of the message: it holds a password.
+        raise _unusable("it is not a SQLAlchemy URL of a known driver") from error
+    except ImportError as error:
+        raise _unusable(f"its driver is not installed ({error.name})") from error
+
+
+def _unusable(problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        setting="outbox_database_url",
+        problem=problem,
+        remedy="Example: postgresql+psycopg2://user:password@host/database",
+    )
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    cursor = connection.cursor()
+    # WAL lets readers and one writer work side by side; FULL makes a commit durable.
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+@contextmanager
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """A short transaction of our own, committed at the end of the block.
+
+    On SQLite it takes the write lock at its start: a transaction that reads first and writes
+    later fails with "database is locked" as soon as another process wrote in between.
+    """
+    with engine.begin() as connection:
+        begin_immediate(connection)
+        yield connection
+
+
+def begin_immediate(connection: Connection) -> None:
+    """Take SQLite's write lock, where this is SQLite and the transaction has not begun."""
+    if connection.dialect.name != "sqlite":
+        return
+    driver = connection.connection.dbapi_connection
+    if driver is not None and not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same transaction may succeed when it is tried again.
+
+    True for a lost connection, a deadlock, a serialization failure, and for SQLite's
+    "database is locked".
+    """
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None)
+    if code is not None:
+        # Class 08: connection exception; 57P0x: the server shuts down or starts up;
+        # 53300: too many connections.
+        return code in _ROLLED_BACK or code[:2] == "08" or code[:4] == "57P0" or code == "53300"
+    kind = type(error.orig).__name__
+    if kind == "InterfaceError":
+        return True
+    if kind != "OperationalError":
+        return False
+    text = str(error.orig).lower()
+    # SQLite tells a missing table by the same class as a lock; a driver that cannot connect
+    # has no code at all.
+    return "no such" not in text and "has no column" not in text
+
+
+def retry_transaction(
+    engine: Engine, work: Callable[[Connection], Result], *, attempts: int = 5
+) -> Result:
+    """Run ``work`` in a write transaction, again when the database rolled it back.
+
+    Arguments:
+        work: gets the connection; must be safe to run again, since only the last run commits.
+        attempts: how often at most; a lost connection or lasting trouble is raised after that.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            with write_transaction(engine) as connection:
+                return work(connection)
+        except DBAPIError as error:
+            if attempt == attempts or not is_transient(error):
+                raise
+    raise AssertionError("unreachable")

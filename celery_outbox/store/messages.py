@@ -1,0 +1,200 @@
+"""Outbox rows: what is to be published, by whom it is being published, and what was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, func, null, select, update
+
+from celery_outbox.core.states import State
+from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.schema import Tables
+
+#: A worker is to run the job.
+TASK = "task"
+#: A copy of a failed job's message for the quarantine queue.
+QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True)
+class Message:
+    """An outbox row that a dispatcher has claimed, with what it needs of the job."""
+
+    id: int
+    kind: str
+    job_id: str
+    task: str
+    queue: str | None
+    state: State
+    envelope_json: str
+    #: The stored body, for a task of another service; a task of ours travels without it.
+    body: bytes | None
+    relay: bool
+    attempt: int
+    leased_until: datetime | None
+    expires_at: datetime | None
+    reason: str | None
+    error_code: str | None
+    now: datetime
+
+    @property
+    def envelope(self) -> Envelope:
+        """The stored message. Read on demand: a row that is broken must not stop its batch."""
+        return Envelope.from_json(self.envelope_json)
+
+
+def add(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    *,
+    kind: str = TASK,
+    due_at: Any = None,
+    wake: bool = False,
+) -> None:
+    """Add an outbox row.
+
+    Arguments:
+        due_at: a datetime or SQL expression; ``None`` for now.
+        wake: tell listening dispatchers when the transaction commits (PostgreSQL).
+    """
+    values = {
+        "job_id": job_id,
+        "kind": kind,
+        "due_at": db_now() if due_at is None else due_at,
+    }
+    statement: Any = tables.message.insert().values(**values)
+    if wake and connection.dialect.name == "postgresql":
+        # In the same statement: a call costs no round trip for waking anybody.
+        statement = statement.returning(func.pg_notify(tables.channel, ""))
+    connection.execute(statement)
+
+
+def has_pending(connection: Connection, tables: Tables, job_id: str, kind: str = TASK) -> bool:
+    """Whether the job has a row that is still to be published."""
+    message = tables.message
+    statement = select(message.c.id).where(
+        message.c.job_id == job_id, message.c.kind == kind, message.c.published_at.is_(None)
+    )
+    return connection.execute(statement.limit(1)).first() is not None
+
+
+def drop_pending(connection: Connection, tables: Tables, job_id: str) -> None:
+    """Take back what was to make the job run; copies for the quarantine queue stay."""
+    message = tables.message
+    connection.execute(
+        delete(message).where(
+            message.c.job_id == job_id, message.c.kind == TASK, message.c.published_at.is_(None)
+        )
+    )
+
+
+def claim(
+    connection: Connection, tables: Tables, *, claim: str, lease: float, limit: int
+) -> list[Message]:
+    """Claim rows that are due, oldest first; rows that another dispatcher holds are left out.
+
+    Arguments:
+        claim: the name of this claim, which no other claim has.
+        lease: seconds after which the rows are free again.
+        limit: at most so many.
+    """
+    job, message = tables.job, tables.message
+    statement = (
+        select(
+            message.c.id,
+            message.c.kind,
+            message.c.job_id,
+            job.c.task,
+            job.c.queue,
+            job.c.state,
+            job.c.envelope.label("envelope_json"),
+            case((job.c.relay == 1, job.c.body), else_=null()).label("body"),
+            job.c.relay,
+            job.c.attempt,
+            job.c.leased_until,
+            job.c.expires_at,
+            job.c.reason,
+            job.c.error_code,
+            db_now().label("now"),
+        )
+        .join(job, job.c.id == message.c.job_id)
+        .where(message.c.published_at.is_(None), message.c.due_at <= db_now())
+        .order_by(message.c.due_at, message.c.id)
+        .limit(limit)
+        .with_for_update(of=message, skip_locked=True)
+    )
+    claimed = [
+        Message(**{**row, "state": State(row["state"]), "relay": bool(row["relay"])})
+        for row in connection.execute(statement).mappings()
+    ]
+    if claimed:
+        connection.execute(
+            update(message)
+            .where(message.c.id.in_([row.id for row in claimed]))
+            .values(claimed_by=claim, due_at=db_after(lease))
+        )
+    return claimed
+
+
+def mark_published(
+    connection: Connection, tables: Tables, ids: Collection[int], claim: str
+) -> set[int]:
+    """Mark rows of this claim as published; returns the ids that were still ours."""
+    message = tables.message
+    if not ids:
+        return set()
+    ours = (
+        select(message.c.id)
+        .where(
+            message.c.id.in_(ids), message.c.claimed_by == claim, message.c.published_at.is_(None)
+        )
+        .with_for_update()
+    )
+    marked = set(connection.execute(ours).scalars())
+    if marked:
+        connection.execute(
+            update(message).where(message.c.id.in_(marked)).values(published_at=db_now())
+        )
+    return marked
+
+
+def release(
+    connection: Connection,
+    tables: Tables,
+    ids: Collection[int],
+    claim: str,
+    *,
+    due_at: Any = None,
+) -> None:
+    """Give rows of this claim back, to be published at ``due_at`` (``None``: now)."""
+    message = tables.message
+    if ids:
+        connection.execute(
+            update(message)
+            .where(message.c.id.in_(ids), message.c.claimed_by == claim)
+            .values(claimed_by=None, due_at=db_now() if due_at is None else due_at)
+        )
+
+
+def drop(connection: Connection, tables: Tables, ids: Collection[int]) -> None:
+    """Delete rows whose job needs no message any more."""
+    if ids:
+        connection.execute(delete(tables.message).where(tables.message.c.id.in_(ids)))
+
+
+def seconds_until_due(connection: Connection, tables: Tables) -> float | None:
+    """Seconds until the next row is due (0 or less: one is due now), or ``None``: no row."""
+    message = tables.message
+    statement = (
+        select(message.c.due_at, db_now().label("now"))
+        .where(message.c.published_at.is_(None))
+        .order_by(message.c.due_at)
+        .limit(1)
+    )
+    row = connection.execute(statement).first()
+    return None if row is None else float((row.due_at - row.now).total_seconds())

@@ -1,0 +1,138 @@
+"""Writes a requested operation: the job, its message and the first journal line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+from celery_outbox.core.reasons import Reason, Source
+from celery_outbox.core.states import State, Transition
+from celery_outbox.store import journal, messages
+from celery_outbox.store.clock import db_now
+from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.schema import Tables
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """An operation that somebody asked for.
+
+    Attributes:
+        available_at: not before this time; ``None``: now.
+        expires_at: not after this time; ``None``: whenever.
+        relay: the task belongs to another service.
+        attempt: attempts that were made before the job was recorded.
+    """
+
+    id: str
+    task: str
+    queue: str | None
+    envelope: Envelope
+    body: bytes | None
+    max_attempts: int
+    attempt: int = 0
+    relay: bool = False
+    available_at: datetime | None = None
+    expires_at: datetime | None = None
+    result_key: str | None = None
+
+
+def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | None) -> bool:
+    """Record an operation and the message that makes it run.
+
+    Returns:
+        Whether it was recorded; ``False``: there is a job with this id already, and nothing
+        was written.
+    """
+    if not _insert_job(connection, tables, new, State.QUEUED):
+        return False
+    messages.add(
+        connection, tables, new.id, due_at=new.available_at, wake=new.available_at is None
+    )
+    line = journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
+    journal.write(connection, tables, [line])
+    return True
+
+
+def adopt(connection: Connection, tables: Tables, new: NewJob, *, actor: str) -> bool:
+    """Record the job of a message that reached a worker without one.
+
+    Returns:
+        Whether it was recorded; ``False``: a job with this id exists.
+    """
+    if not _insert_job(connection, tables, new, State.QUEUED):
+        return False
+    line = journal.line(new.id, Transition.ADOPT, state=State.QUEUED, attempt=0, actor=actor)
+    journal.write(connection, tables, [line])
+    return True
+
+
+def record_quarantined(
+    connection: Connection,
+    tables: Tables,
+    new: NewJob,
+    *,
+    reason: Reason,
+    actor: str,
+    copy: bool,
+) -> bool:
+    """Record a message that names no known job as a quarantined job of its own.
+
+    Arguments:
+        copy: also send a copy to the quarantine queue.
+
+    Returns:
+        Whether it was recorded; ``False``: a job with this id exists.
+    """
+    values = {
+        "reason": str(reason),
+        "source": str(Source.BROKER),
+        "finished_at": db_now(),
+        "deliveries": 1,
+    }
+    if not _insert_job(connection, tables, new, State.QUARANTINED, **values):
+        return False
+    if copy:
+        messages.add(connection, tables, new.id, kind=messages.QUARANTINE, wake=True)
+    line = journal.line(
+        new.id,
+        Transition.QUARANTINE,
+        state=State.QUARANTINED,
+        attempt=0,
+        actor=actor,
+        reason=str(reason),
+    )
+    journal.write(connection, tables, [line])
+    return True
+
+
+def insert_if_absent(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
+    """Insert a row unless its key exists; returns whether it was inserted."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement: Any = insert(table).values(**values).on_conflict_do_nothing()
+    return bool(connection.execute(statement).rowcount == 1)
+
+
+def _insert_job(
+    connection: Connection, tables: Tables, new: NewJob, state: State, **more: Any
+) -> bool:
+    values: dict[str, Any] = {
+        "id": new.id,
+        "task": new.task,
+        "queue": new.queue,
+        "state": str(state),
+        "envelope": new.envelope.to_json(),
+        "body": new.body,
+        "relay": int(new.relay),
+        "attempt": new.attempt,
+        "max_attempts": new.max_attempts,
+        "available_at": db_now() if new.available_at is None else new.available_at,
+        "expires_at": new.expires_at,
+        "result_key": new.result_key,
+        **more,
+    }
+    return insert_if_absent(connection, tables.job, values)

@@ -1,0 +1,258 @@
+"""The tables. They live in a MetaData of their own that a user's Alembic can include."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+from celery_outbox.core.states import State
+from celery_outbox.store.clock import UTCDateTime, db_now
+
+#: Version of the tables that this code reads and writes.
+SCHEMA_VERSION = 1
+
+#: Longest job id, in characters: Celery's own result tables hold as many.
+MAX_JOB_ID = 255
+
+# SQLite numbers rows by itself only in a column declared INTEGER.
+_Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The outbox tables under one schema and prefix."""
+
+    metadata: MetaData
+    job: Table
+    message: Table
+    event: Table
+    checkpoint: Table
+    lock: Table
+    worker: Table
+    version: Table
+    prefix: str
+    schema: str | None
+
+    @property
+    def channel(self) -> str:
+        """The NOTIFY channel that wakes dispatchers of these tables."""
+        return f"{self.schema or 'default'}.{self.prefix}wakeup"
+
+
+def build_tables(
+    prefix: str = "outbox_", schema: str | None = None, metadata: MetaData | None = None
+) -> Tables:
+    """Define the tables.
+
+    Arguments:
+        prefix: start of every table name.
+        schema: database schema, or ``None`` for the connection's default.
+        metadata: where to define them; a new one by default.
+    """
+    meta = metadata if metadata is not None else MetaData()
+    name = f"{schema}.{prefix}job" if schema else f"{prefix}job"
+    return Tables(
+        metadata=meta,
+        job=_job(meta, prefix, schema),
+        message=_message(meta, prefix, schema, name),
+        event=_event(meta, prefix, schema),
+        checkpoint=_checkpoint(meta, prefix, schema, name),
+        lock=_lock(meta, prefix, schema),
+        worker=_worker(meta, prefix, schema),
+        version=_version(meta, prefix, schema),
+        prefix=prefix,
+        schema=schema,
+    )
+
+
+def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
+    states = ", ".join(f"'{state}'" for state in State)
+    running = text("state = 'running'")
+    final = text("finished_at IS NOT NULL")
+    table = Table(
+        f"{prefix}job",
+        meta,
+        Column("id", String(MAX_JOB_ID), primary_key=True),
+        Column("task", String(255), nullable=False),
+        Column("queue", String(255)),
+        Column("state", String(16), nullable=False),
+        # The complete Celery message: routing, properties and headers as JSON, the body as the
+        # bytes that Celery's serializer made. A body of NULL: nobody knows the arguments.
+        Column("envelope", Text, nullable=False),
+        Column("body", LargeBinary),
+        # The task is not ours: its message goes out in full and needs no guard.
+        Column("relay", Integer, nullable=False, server_default=text("0")),
+        Column("attempt", Integer, nullable=False, server_default=text("0")),
+        Column("max_attempts", Integer, nullable=False),
+        Column("deliveries", Integer, nullable=False, server_default=text("0")),
+        Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
+        Column("leased_by", String(255)),
+        Column("leased_until", UTCDateTime),
+        Column("recorded_at", UTCDateTime, nullable=False, default=db_now()),
+        Column("available_at", UTCDateTime, nullable=False),
+        Column("expires_at", UTCDateTime),
+        Column("started_at", UTCDateTime),
+        Column("finished_at", UTCDateTime),
+        Column("result_key", String(1024)),
+        Column("result", LargeBinary),
+        Column("result_type", String(255)),
+        Column("reason", String(32)),
+        Column("source", String(16)),
+        Column("error_code", String(255)),
+        Column("error_detail", Text),
+        CheckConstraint(f"state IN ({states})", name=f"{prefix}job_state"),
+        CheckConstraint("id <> ''", name=f"{prefix}job_id"),
+        CheckConstraint("max_attempts >= 1 AND attempt >= 0", name=f"{prefix}job_attempts"),
+        CheckConstraint(
+            "(state = 'running') = (leased_by IS NOT NULL)"
+            " AND (leased_by IS NULL) = (leased_until IS NULL)",
+            name=f"{prefix}job_lease",
+        ),
+        CheckConstraint(
+            "(state IN ('queued', 'running', 'retrying')) = (finished_at IS NULL)",
+            name=f"{prefix}job_finished",
+        ),
+        CheckConstraint(
+            "(state = 'quarantined') = (reason IS NOT NULL)", name=f"{prefix}job_reason"
+        ),
+        schema=schema,
+    )
+    Index(
+        f"ix_{prefix}job_running",
+        table.c.leased_until,
+        postgresql_where=running,
+        sqlite_where=running,
+    )
+    Index(
+        f"ix_{prefix}job_final",
+        table.c.finished_at,
+        postgresql_where=final,
+        sqlite_where=final,
+    )
+    expiring = text("expires_at IS NOT NULL AND finished_at IS NULL")
+    Index(
+        f"ix_{prefix}job_expiring",
+        table.c.expires_at,
+        postgresql_where=expiring,
+        sqlite_where=expiring,
+    )
+    quarantined = text("state = 'quarantined'")
+    Index(
+        f"ix_{prefix}job_quarantined",
+        table.c.finished_at,
+        postgresql_where=quarantined,
+        sqlite_where=quarantined,
+    )
+    Index(f"ix_{prefix}job_recorded", table.c.recorded_at)
+    return table
+
+
+def _message(meta: MetaData, prefix: str, schema: str | None, job: str) -> Table:
+    due = text("published_at IS NULL")
+    table = Table(
+        f"{prefix}message",
+        meta,
+        Column("id", _Serial, primary_key=True, autoincrement=True),
+        Column("job_id", ForeignKey(f"{job}.id", ondelete="CASCADE"), nullable=False),
+        # 'task': a worker is to run the job; 'quarantine': a copy for the quarantine queue.
+        Column("kind", String(16), nullable=False),
+        Column("created_at", UTCDateTime, nullable=False, default=db_now()),
+        # When a dispatcher may take it; a claim moves it to the end of the dispatcher's lease.
+        Column("due_at", UTCDateTime, nullable=False),
+        # Names one claim of one dispatcher, so that a claim which was lost marks nothing.
+        Column("claimed_by", String(255)),
+        Column("published_at", UTCDateTime),
+        CheckConstraint("kind IN ('task', 'quarantine')", name=f"{prefix}message_kind"),
+        schema=schema,
+    )
+    Index(
+        f"ix_{prefix}message_due",
+        table.c.due_at,
+        table.c.id,
+        postgresql_where=due,
+        sqlite_where=due,
+    )
+    Index(f"ix_{prefix}message_job", table.c.job_id)
+    return table
+
+
+def _event(meta: MetaData, prefix: str, schema: str | None) -> Table:
+    table = Table(
+        f"{prefix}event",
+        meta,
+        Column("id", _Serial, primary_key=True, autoincrement=True),
+        # No foreign key: the journal is kept longer than the job.
+        Column("job_id", String(MAX_JOB_ID), nullable=False),
+        Column("at", UTCDateTime, nullable=False, default=db_now()),
+        Column("event", String(32), nullable=False),
+        Column("state", String(16)),
+        Column("attempt", Integer),
+        Column("actor", String(255)),
+        Column("reason", String(32)),
+        Column("error_code", String(255)),
+        schema=schema,
+    )
+    Index(f"ix_{prefix}event_job", table.c.job_id, table.c.id)
+    return table
+
+
+def _checkpoint(meta: MetaData, prefix: str, schema: str | None, job: str) -> Table:
+    return Table(
+        f"{prefix}checkpoint",
+        meta,
+        Column("job_id", ForeignKey(f"{job}.id", ondelete="CASCADE"), primary_key=True),
+        Column("name", String(255), primary_key=True),
+        Column("value", Text),
+        Column("updated_at", UTCDateTime, nullable=False, default=db_now()),
+        schema=schema,
+    )
+
+
+def _lock(meta: MetaData, prefix: str, schema: str | None) -> Table:
+    return Table(
+        f"{prefix}lock",
+        meta,
+        Column("name", String(255), primary_key=True),
+        Column("token", BigInteger, nullable=False, server_default=text("0")),
+        Column("held_by", String(255)),
+        Column("held_until", UTCDateTime),
+        CheckConstraint("(held_by IS NULL) = (held_until IS NULL)", name=f"{prefix}lock_held"),
+        schema=schema,
+    )
+
+
+def _worker(meta: MetaData, prefix: str, schema: str | None) -> Table:
+    return Table(
+        f"{prefix}worker",
+        meta,
+        Column("id", String(255), primary_key=True),
+        Column("hostname", String(255), nullable=False),
+        Column("pid", Integer, nullable=False),
+        Column("started_at", UTCDateTime, nullable=False, default=db_now()),
+        Column("seen_at", UTCDateTime, nullable=False, default=db_now()),
+        schema=schema,
+    )
+
+
+def _version(meta: MetaData, prefix: str, schema: str | None) -> Table:
+    return Table(
+        f"{prefix}version",
+        meta,
+        Column("version", Integer, primary_key=True, autoincrement=False),
+        Column("installed_at", UTCDateTime, nullable=False, default=db_now()),
+        schema=schema,
+    )

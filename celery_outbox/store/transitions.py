@@ -1,0 +1,458 @@
+"""Every transition of an existing job: one function each, guarded by the table of transitions.
+
+A function that ends a running attempt names the attempt's lease token and reports whether it
+took effect: ``False`` means that the lease was lost and that nothing was written.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, or_, update
+
+from celery_outbox.core.reasons import Reason, Source
+from celery_outbox.core.states import State, Transition, sources, target
+from celery_outbox.store import journal, messages
+from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.job import Job
+from celery_outbox.store.schema import Tables
+
+_NO_LEASE: dict[str, Any] = {"leased_by": None, "leased_until": None}
+_NOT_FINAL: dict[str, Any] = {
+    "finished_at": None,
+    "reason": None,
+    "source": None,
+}
+
+
+def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease: float) -> int:
+    """Take a locked job under a lease.
+
+    Arguments:
+        job: the row as it was locked.
+        actor: the worker.
+        lease: seconds until the lease ends without a heartbeat.
+
+    Returns:
+        The lease token of this attempt, or 0: it may not be taken.
+    """
+    column = tables.job.c
+    took = _apply(
+        connection,
+        tables,
+        Transition.CLAIM,
+        job.id,
+        [
+            column.lease_token == job.lease_token,
+            or_(column.state != str(State.RUNNING), column.leased_until <= db_now()),
+        ],
+        attempt=column.attempt + 1,
+        deliveries=column.deliveries + 1,
+        lease_token=column.lease_token + 1,
+        leased_by=actor,
+        leased_until=db_after(lease),
+        started_at=db_now(),
+    )
+    if not took:
+        return 0
+    _journal(connection, tables, Transition.CLAIM, job.id, job.attempt + 1, actor)
+    return job.lease_token + 1
+
+
+def succeed(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    token: int,
+    *,
+    attempt: int,
+    actor: str,
+    result: bytes | None,
+    result_type: str | None,
+) -> bool:
+    """End the attempt with its result: the state and the result are one write."""
+    took = _apply(
+        connection,
+        tables,
+        Transition.SUCCEED,
+        job_id,
+        [tables.job.c.lease_token == token],
+        **_NO_LEASE,
+        result=result,
+        result_type=result_type,
+        error_code=None,
+        error_detail=None,
+        finished_at=db_now(),
+    )
+    if took:
+        messages.drop_pending(connection, tables, job_id)
+        _journal(connection, tables, Transition.SUCCEED, job_id, attempt, actor)
+    return took
+
+
+def retry(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    token: int,
+    *,
+    attempt: int,
+    actor: str,
+    error_code: str | None,
+    error_detail: str | None = None,
+    delay: float = 0.0,
+) -> bool:
+    """End the attempt and put the next one into the outbox, due in ``delay`` seconds."""
+    return _next_attempt(
+        connection,
+        tables,
+        Transition.RETRY,
+        job_id,
+        token,
+        attempt=attempt,
+        actor=actor,
+        due_at=db_after(delay),
+        error_code=error_code,
+        error_detail=error_detail,
+    )
+
+
+def rescue(
+    connection: Connection, tables: Tables, job: Job, *, actor: str, delay: float
+) -> bool:
+    """Take back a locked job whose lease has ended; the next attempt is due in ``delay`` seconds."""
+    return _next_attempt(
+        connection,
+        tables,
+        Transition.RESCUE,
+        job.id,
+        job.lease_token,
+        attempt=job.attempt,
+        actor=actor,
+        due_at=db_after(delay),
+        error_code=str(Reason.LOST_WORKER),
+    )
+
+
+def resume_as(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    token: int,
+    *,
+    attempt: int,
+    actor: str,
+    task: str,
+    queue: str | None,
+    envelope: Envelope,
+    body: bytes | None,
+    available_at: datetime | None,
+    expires_at: datetime | None,
+    error_code: str | None,
+) -> bool:
+    """End the attempt because the body itself asked to go on later (``self.retry``).
+
+    The message that the body sent replaces the stored one. One more attempt is permitted at
+    least: whoever asks for it by hand has a limit of his own.
+    """
+    column = tables.job.c
+    took = _next_attempt(
+        connection,
+        tables,
+        Transition.RETRY,
+        job_id,
+        token,
+        attempt=attempt,
+        actor=actor,
+        due_at=db_now() if available_at is None else available_at,
+        error_code=error_code,
+        task=task,
+        queue=queue,
+        envelope=envelope.to_json(),
+        body=body,
+        expires_at=expires_at,
+    )
+    if took:
+        connection.execute(
+            update(tables.job)
+            .where(column.id == job_id, column.max_attempts <= attempt)
+            .values(max_attempts=attempt + 1)
+        )
+    return took
+
+
+def quarantine(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    token: int,
+    *,
+    attempt: int,
+    actor: str,
+    reason: Reason,
+    error_code: str | None,
+    error_detail: str | None = None,
+    copy: bool,
+) -> bool:
+    """End the attempt for good.
+
+    Arguments:
+        copy: send a copy of the message to the quarantine queue through the outbox, because
+            the broker does not do it.
+    """
+    took = _apply(
+        connection,
+        tables,
+        Transition.QUARANTINE,
+        job_id,
+        [tables.job.c.state == str(State.RUNNING), tables.job.c.lease_token == token],
+        **_NO_LEASE,
+        reason=str(reason),
+        source=str(Source.SETTLE),
+        error_code=error_code,
+        error_detail=error_detail,
+        finished_at=db_now(),
+    )
+    if took:
+        _quarantined(
+            connection, tables, job_id, attempt, actor, reason, error_code, copy=copy
+        )
+    return took
+
+
+def quarantine_waiting(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    *,
+    attempt: int,
+    actor: str,
+    reason: Reason,
+    error_code: str | None = None,
+    copy: bool,
+) -> bool:
+    """Quarantine a job that waits, because no worker can get or read its message."""
+    waiting = [str(state) for state in sources(Transition.CANCEL)]
+    took = _apply(
+        connection,
+        tables,
+        Transition.QUARANTINE,
+        job_id,
+        [tables.job.c.state.in_(waiting)],
+        reason=str(reason),
+        source=str(Source.BROKER),
+        error_code=error_code,
+        finished_at=db_now(),
+    )
+    if took:
+        _quarantined(
+            connection, tables, job_id, attempt, actor, reason, error_code, copy=copy
+        )
+    return took
+
+
+def replay(
+    connection: Connection, tables: Tables, job: Job, *, actor: str
+) -> bool:
+    """Send a quarantined job back to the queue, with all its attempts before it."""
+    took = _apply(
+        connection,
+        tables,
+        Transition.REPLAY,
+        job.id,
+        [],
+        **_NOT_FINAL,
+        attempt=0,
+        error_code=None,
+        error_detail=None,
+        available_at=db_now(),
+        expires_at=None,
+    )
+    if took:
+        messages.add(connection, tables, job.id, wake=True)
+        _journal(connection, tables, Transition.REPLAY, job.id, 0, actor)
+    return took
+
+
+def discard(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
+    """Give a quarantined job up; the journal keeps why it was there."""
+    took = _apply(
+        connection,
+        tables,
+        Transition.DISCARD,
+        job.id,
+        [],
+        reason=None,
+        source=None,
+        finished_at=db_now(),
+    )
+    if took:
+        _journal(connection, tables, Transition.DISCARD, job.id, job.attempt, actor)
+    return took
+
+
+def cancel(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
+    """Take a waiting job back before it runs."""
+    return _end_waiting(connection, tables, Transition.CANCEL, job.id, job.attempt, actor)
+
+
+def expire(
+    connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str
+) -> bool:
+    """End a waiting job whose time is over."""
+    return _end_waiting(connection, tables, Transition.EXPIRE, job_id, attempt, actor)
+
+
+def relay(
+    connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str
+) -> bool:
+    """End a job of another service, whose message the broker has confirmed."""
+    took = _apply(connection, tables, Transition.RELAY, job_id, [], finished_at=db_now())
+    if took:
+        _journal(connection, tables, Transition.RELAY, job_id, attempt, actor)
+    return took
+
+
+def count_delivery(
+    connection: Connection, tables: Tables, job: Job, *, event: str, actor: str
+) -> None:
+    """Count a delivery that starts no attempt, and say in the journal what it was."""
+    column = tables.job.c
+    connection.execute(
+        update(tables.job).where(column.id == job.id).values(deliveries=column.deliveries + 1)
+    )
+    _journal(connection, tables, event, job.id, job.attempt, actor, state=job.state)
+
+
+def defer(
+    connection: Connection, tables: Tables, job: Job, *, until: datetime, actor: str
+) -> None:
+    """Send the job's message again at ``until``, unless one is on its way already."""
+    if not messages.has_pending(connection, tables, job.id):
+        messages.add(connection, tables, job.id, due_at=until)
+    count_delivery(connection, tables, job, event="deferred", actor=actor)
+
+
+def _apply(
+    connection: Connection,
+    tables: Tables,
+    transition: Transition,
+    job_id: str,
+    conditions: list[ColumnElement[bool]],
+    **values: Any,
+) -> bool:
+    column = tables.job.c
+    statement = (
+        update(tables.job)
+        .where(
+            column.id == job_id,
+            column.state.in_(sorted(str(state) for state in sources(transition))),
+            *conditions,
+        )
+        .values(state=str(target(transition)), **values)
+    )
+    return bool(connection.execute(statement).rowcount == 1)
+
+
+def _next_attempt(
+    connection: Connection,
+    tables: Tables,
+    transition: Transition,
+    job_id: str,
+    token: int,
+    *,
+    attempt: int,
+    actor: str,
+    due_at: Any,
+    error_code: str | None,
+    error_detail: str | None = None,
+    **values: Any,
+) -> bool:
+    took = _apply(
+        connection,
+        tables,
+        transition,
+        job_id,
+        [tables.job.c.lease_token == token],
+        **_NO_LEASE,
+        available_at=due_at,
+        error_code=error_code,
+        error_detail=error_detail,
+        **values,
+    )
+    if took:
+        # A row that was deferred to the lease's end would only come too late or too early.
+        messages.drop_pending(connection, tables, job_id)
+        messages.add(connection, tables, job_id, due_at=due_at)
+        _journal(
+            connection, tables, transition, job_id, attempt, actor, error_code=error_code
+        )
+    return took
+
+
+def _end_waiting(
+    connection: Connection,
+    tables: Tables,
+    transition: Transition,
+    job_id: str,
+    attempt: int,
+    actor: str,
+) -> bool:
+    took = _apply(connection, tables, transition, job_id, [], finished_at=db_now())
+    if took:
+        messages.drop_pending(connection, tables, job_id)
+        _journal(connection, tables, transition, job_id, attempt, actor)
+    return took
+
+
+def _quarantined(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    attempt: int,
+    actor: str,
+    reason: Reason,
+    error_code: str | None,
+    *,
+    copy: bool,
+) -> None:
+    messages.drop_pending(connection, tables, job_id)
+    if copy:
+        messages.add(connection, tables, job_id, kind=messages.QUARANTINE, wake=True)
+    _journal(
+        connection,
+        tables,
+        Transition.QUARANTINE,
+        job_id,
+        attempt,
+        actor,
+        reason=str(reason),
+        error_code=error_code,
+    )
+
+
+def _journal(
+    connection: Connection,
+    tables: Tables,
+    event: Transition | str,
+    job_id: str,
+    attempt: int,
+    actor: str,
+    *,
+    state: State | None = None,
+    reason: str | None = None,
+    error_code: str | None = None,
+) -> None:
+    after = target(event) if isinstance(event, Transition) else state
+    line = journal.line(
+        job_id,
+        event,
+        state=after,
+        attempt=attempt,
+        actor=actor,
+        reason=reason,
+        error_code=error_code,
+    )
+    journal.write(connection, tables, [line])

@@ -1,0 +1,64 @@
+"""Heartbeats: one row per worker process, one update that keeps all its leases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, delete, update
+
+from celery_outbox.core.states import State
+from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.schema import Tables
+
+
+def register(
+    connection: Connection, tables: Tables, worker_id: str, *, hostname: str, pid: int
+) -> None:
+    """Enter a worker process; its id names one start of it, not its host."""
+    insert_if_absent(
+        connection, tables.worker, {"id": worker_id, "hostname": hostname, "pid": pid}
+    )
+
+
+def beat(
+    connection: Connection,
+    tables: Tables,
+    worker_id: str,
+    job_ids: Collection[str],
+    *,
+    lease: float,
+) -> int:
+    """Say that the worker lives, and extend the leases of the jobs that it is running.
+
+    Arguments:
+        job_ids: the jobs that the worker process knows to be running: a lease whose job is
+            not among them (its pool process died) is left to end.
+        lease: seconds from now for which the leases hold.
+
+    Returns:
+        How many leases were extended.
+    """
+    connection.execute(
+        update(tables.worker).where(tables.worker.c.id == worker_id).values(seen_at=db_now())
+    )
+    if not job_ids:
+        return 0
+    job = tables.job
+    statement = (
+        update(job)
+        .where(
+            job.c.id.in_(sorted(job_ids)),
+            job.c.leased_by == worker_id,
+            job.c.state == str(State.RUNNING),
+            # An ended lease may have been rescued by now; it is not brought back to life.
+            job.c.leased_until > db_now(),
+        )
+        .values(leased_until=db_after(lease))
+    )
+    return int(connection.execute(statement).rowcount)
+
+
+def sign_off(connection: Connection, tables: Tables, worker_id: str) -> None:
+    """Remove a worker that ends in good order."""
+    connection.execute(delete(tables.worker).where(tables.worker.c.id == worker_id))

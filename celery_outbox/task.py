@@ -1,0 +1,217 @@
+"""The base class that a team swaps in: ``Celery(..., task_cls="celery_outbox:OutboxTask")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Retry
+from celery.result import AsyncResult
+
+from celery_outbox.app import Outbox
+from celery_outbox.context import running_job
+from celery_outbox.core.result_key import fill_result_key
+from celery_outbox.core.retry import RetryPolicy
+from celery_outbox.exceptions import ConfigurationError, NotInJob
+from celery_outbox.execute.attempt import Attempt, Lease
+from celery_outbox.execute.result_store import ResultStore
+
+
+class OutboxTask(Task):
+    """A task whose calls are recorded in the database and whose runs are guarded.
+
+    Attributes that a task may set, in the class or in the decorator:
+
+    ``max_attempts``
+        attempts in all, the first included (setting ``outbox_max_attempts``).
+    ``retry_policy``
+        a :class:`~celery_outbox.RetryPolicy` for delays and limit.
+    ``permanent_for``, ``retry_for``
+        tuples of error classes that will not pass, or may.
+    ``classify``
+        a function that gets an error and answers ``"permanent"``, ``"retryable"`` or ``None``.
+    ``result_key``
+        template of the name under which the result is durable: ``"reports/{job_id}.csv"``.
+    """
+
+    abstract = True
+
+    acks_late = True
+    # A final failure is rejected, so that RabbitMQ dead-letters it: Celery 5.4 reads the first,
+    # 5.7 the second.
+    acks_on_failure_or_timeout = False
+    acks_on_failure = False
+    # A lost or stopped attempt comes back from the database, never by requeueing.
+    acks_on_timeout = True
+    reject_on_worker_lost = False
+    retry_on_worker_lost = False
+    Request = "celery_outbox.execute.request:OutboxRequest"
+
+    max_attempts: int | None = None
+    retry_policy: RetryPolicy | None = None
+    permanent_for: tuple[type[BaseException], ...] = ()
+    retry_for: tuple[type[BaseException], ...] = ()
+    classify = None
+    result_key: str | None = None
+
+    _celery_tracer: Any = None
+
+    @property
+    def outbox(self) -> Outbox:
+        """The outbox of this task's app."""
+        return Outbox.of(self._get_app())
+
+    @staticmethod
+    def outbox_of(app: Celery) -> Outbox:
+        """The outbox of ``app``."""
+        return Outbox.of(app)
+
+    # -- calling -----------------------------------------------------------------------
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        session: Any = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Record the call in the caller's transaction; a dispatcher publishes it after the commit.
+
+        Arguments:
+            task_id: a stable key of the operation: a second call with it finds the first job
+                and records nothing, whatever that job's state.
+            producer: ignored: nothing is sent to the broker here.
+            session: a SQLAlchemy Session or Connection whose transaction the call belongs to.
+            options: everything else that Celery's ``apply_async`` takes.
+
+        Returns:
+            A result whose ``id`` is the job id.
+
+        Raises:
+            celery_outbox.RecordError: the call cannot be recorded; nothing was written.
+        """
+        app: Celery = self._get_app()
+        options.update(link=link, link_error=link_error, shadow=shadow)
+        if app.conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id=task_id, **options)
+        return self.outbox.record_call(
+            self, super().apply_async, args, kwargs, task_id=task_id, session=session, options=options
+        )
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask for another attempt, as :meth:`celery.Task.retry` does: its message is a row in
+        the database, written together with the end of this attempt."""
+        attempt = self._attempt()
+        if attempt is None or self.request.called_directly or self.request.is_eager:
+            return super().retry(*args, **kwargs)
+        attempt.retry_error = kwargs.get("exc") or (args[2] if len(args) > 2 else None)
+        try:
+            return super().retry(*args, **kwargs)
+        except Retry:
+            raise
+        except Exception:
+            # The task's own limit is reached, and Celery raises the error itself.
+            attempt.gave_up = not attempt.settled
+            raise
+
+    # -- running -----------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body: guarded in a worker, as it is anywhere else."""
+        attempt = running_job.get()
+        if not isinstance(attempt, Attempt) or attempt.entered or attempt.task.name != self.name:
+            return super().__call__(*args, **kwargs)
+        run = super().__call__
+        return attempt.execute(lambda: run(*args, **kwargs))
+
+    @property
+    def __trace__(self) -> Any:
+        """Celery's tracer of this task, inside the guard."""
+        tracer = self._celery_tracer
+        if tracer is None:
+            return None
+        guard = self.outbox.guard
+
+        def guarded(uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+            return guard.trace(self, tracer, uuid, args, kwargs, request or {})
+
+        return guarded
+
+    @__trace__.setter
+    def __trace__(self, tracer: Any) -> None:
+        self._celery_tracer = tracer
+
+    # -- in the body -------------------------------------------------------------------
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """A key that is the same in every attempt of this job, for external services.
+
+        ``None`` in a direct call, which has no identity.
+        """
+        key: str | None = self.request.id
+        return key
+
+    @property
+    def lease(self) -> Lease:
+        """The hold that this attempt has on its job.
+
+        Raises:
+            NotInJob: no worker is running a job of this task here.
+        """
+        attempt = self._attempt()
+        if attempt is None:
+            raise NotInJob(what="lease", task=self.name)
+        return attempt.lease
+
+    @property
+    def filled_result_key(self) -> str | None:
+        """This job's ``result_key`` with its placeholders filled in; ``None``: it has none."""
+        attempt = self._attempt()
+        if attempt is not None:
+            return attempt.job.result_key
+        request = self.request
+        return fill_result_key(
+            self.name, self.result_key, str(request.id), request.args, request.kwargs
+        )
+
+    @property
+    def result_store(self) -> ResultStore:
+        """Where results with a ``result_key`` go.
+
+        Raises:
+            ConfigurationError: ``outbox_result_store`` is not set.
+        """
+        return self.outbox.result_store
+
+    def write_result(self, data: bytes | str | Iterable[bytes]) -> str:
+        """Make ``data`` durable under this job's result key, unless an earlier attempt did.
+
+        Arguments:
+            data: bytes, text, or chunks of bytes.
+
+        Returns:
+            The key.
+
+        Raises:
+            ConfigurationError: the task has no ``result_key``, or there is no result store.
+        """
+        key = self.filled_result_key
+        if key is None:
+            raise ConfigurationError(
+                setting="result_key", problem=f"task {self.name} has none", remedy="Give it one."
+            )
+        self.result_store.write(key, data)
+        return key
+
+    def _attempt(self) -> Attempt | None:
+        attempt = running_job.get()
+        if isinstance(attempt, Attempt) and attempt.task.name == self.name:
+            return attempt
+        return None

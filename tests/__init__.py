@@ -1,0 +1,1 @@
+"""Tests of celery-outbox: ``unit`` needs no server, ``integration`` starts those it needs."""
