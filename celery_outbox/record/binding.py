@@ -6,7 +6,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox.exceptions import UnusableSession
@@ -35,7 +34,7 @@ def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
         return owner
     if isinstance(owner, Session):
         return _of_session(owner, tables, task)
-    if isinstance(owner, (AsyncSession, AsyncConnection, async_scoped_session)):
+    if _is_async(owner):
         raise _unusable(
             owner,
             task,
@@ -44,6 +43,13 @@ def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
     if callable(owner):
         return connection_of(owner(), tables, task)
     raise _unusable(owner, task, "pass a SQLAlchemy Session, scoped_session or Connection")
+
+
+def _is_async(owner: Any) -> bool:
+    # By name: importing sqlalchemy.ext.asyncio fails where greenlet is not installed.
+    return any(
+        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(owner).__mro__
+    )
 
 
 def _of_session(session: Session, tables: Tables, task: str) -> Connection:
