@@ -2,18 +2,11 @@
 where a person can see it."""
 
 # Setting up
+from celery_outbox import hooks as _hooks  # noqa: F401 - registers with Celery
 from celery_outbox.app import Outbox
-from celery_outbox.task import OutboxTask
 
 # Failing and retrying
 from celery_outbox.core.retry import RetryPolicy
-from celery_outbox.exceptions import PermanentError, RetryableError, TaskError
-
-# Results
-from celery_outbox.execute.result_store import FileStore, ResultStore
-
-# Looking
-from celery_outbox.operate.status import JobStatus, QuarantineEntry
 
 # Errors
 from celery_outbox.exceptions import (
@@ -23,18 +16,26 @@ from celery_outbox.exceptions import (
     NoTransaction,
     OutboxError,
     PayloadTooLarge,
+    PermanentError,
     RecordError,
     ResultMissing,
+    RetryableError,
     SchemaError,
     SchemaMismatch,
     SchemaMissing,
+    TaskError,
     UnknownJob,
     UnserializableArgument,
     UnusableSession,
     WrongState,
 )
 
-from celery_outbox import hooks as _hooks  # noqa: F401 - registers with Celery
+# Results
+from celery_outbox.execute.result_store import FileStore, ResultStore
+
+# Looking
+from celery_outbox.operate.status import JobStatus, QuarantineEntry
+from celery_outbox.task import OutboxTask
 
 __version__ = "0.1.0"
 

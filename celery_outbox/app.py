@@ -249,9 +249,7 @@ class Outbox:
     @cached_property
     def control(self) -> Control:
         """Looks at jobs and acts on them, as the command line does."""
-        return Control(
-            self.tables, engine=lambda: self.engine, ensure_ready=self.ensure_ready
-        )
+        return Control(self.tables, engine=lambda: self.engine, ensure_ready=self.ensure_ready)
 
     def job(self, job_id: str) -> JobStatus:
         """Where a job is, what became of it and why.

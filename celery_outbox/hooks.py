@@ -59,9 +59,7 @@ def _dispatch(self: Any) -> int:
     """Publish what is due."""
     done = Outbox.of(self.app).dispatcher().drain(seconds=BEAT_INTERVAL)
     if done.outage is not None:
-        logger.warning(
-            "outbox.dispatch_paused", extra={"outbox_error": type(done.outage).__name__}
-        )
+        logger.warning("outbox.dispatch_paused", extra={"outbox_error": type(done.outage).__name__})
     return done.published
 
 
@@ -71,7 +69,7 @@ def _maintain(self: Any) -> None:
 
 
 @signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator]
-def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) -> None:  # noqa: A002
+def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) -> None:
     """Quarantine a job whose task this worker does not have; Celery has rejected its message."""
     app: Celery = sender.app
     if not hasattr(app.Task, "outbox"):

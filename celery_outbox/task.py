@@ -101,7 +101,13 @@ class OutboxTask(Task):
         if app.conf.task_always_eager:
             return super().apply_async(args, kwargs, task_id=task_id, **options)
         return self.outbox.record_call(
-            self, super().apply_async, args, kwargs, task_id=task_id, session=session, options=options
+            self,
+            super().apply_async,
+            args,
+            kwargs,
+            task_id=task_id,
+            session=session,
+            options=options,
         )
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:

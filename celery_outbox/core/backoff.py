@@ -19,7 +19,7 @@ class Backoff:
 
     def next(self, random: float) -> float:
         """The next pause in seconds; ``random`` lies in [0, 1)."""
-        full = min(self._first * 2 ** min(self._failures, 32), self._ceiling)
+        full = min(self._first * 2.0 ** min(self._failures, 32), self._ceiling)
         self._failures += 1
         return full * (1 - random / 2)
 

@@ -116,7 +116,7 @@ def retry_after(error: BaseException, now: datetime) -> float | None:
 
 def _header(error: BaseException, name: str) -> Any:
     for holder in (getattr(error, "response", None), error):
-        headers = getattr(holder, "headers", None)
+        headers: Any = getattr(holder, "headers", None)
         if isinstance(headers, Mapping) or hasattr(headers, "get"):
             value = headers.get(name)
             if value is None:

@@ -111,6 +111,4 @@ def target(transition: Transition) -> State:
 
 def is_allowed(before: State | None, after: State) -> bool:
     """Whether any transition leads from ``before`` (``None``: no job) to ``after``."""
-    return any(
-        before in allowed and end is after for allowed, end in TRANSITIONS.values()
-    )
+    return any(before in allowed and end is after for allowed, end in TRANSITIONS.values())

@@ -7,7 +7,6 @@ without a sign (RabbitMQ documentation, "Consumer Acknowledgements and Publisher
 from __future__ import annotations
 
 import logging
-import socket
 import struct
 import time
 from collections import OrderedDict
@@ -143,7 +142,7 @@ class AmqpPublisher:
                 raise OperationalError("the connection is closed")
             try:
                 self._connection.drain_events(timeout=left)
-            except socket.timeout as error:
+            except TimeoutError as error:
                 raise OperationalError("the broker did not confirm in time") from error
 
     # -- what the broker says ----------------------------------------------------------

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
 from celery_outbox.core.backoff import Backoff
-from celery_outbox.core.dispatching import Obsolete, Overdue, Postpone, plan
+from celery_outbox.core.dispatching import Obsolete, Overdue, Postpone, Publish, plan
 from celery_outbox.core.reasons import Reason
 from celery_outbox.dispatch.amqp import AmqpPublisher
 from celery_outbox.dispatch.kombu import KombuPublisher
@@ -208,6 +208,7 @@ class Dispatcher:
         """The messages to send, and the rows that cannot be read; the rest is settled here."""
         wires: list[Wire] = []
         broken: list[int] = []
+        aside: list[tuple[Message, Obsolete | Postpone | Overdue]] = []
         for message in batch:
             step = plan(
                 is_copy=message.kind == messages.QUARANTINE,
@@ -216,35 +217,47 @@ class Dispatcher:
                 expires_at=message.expires_at,
                 now=message.now,
             )
-            if isinstance(step, Obsolete):
-                self._write(lambda c, m=message: messages.drop(c, self._tables, [m.id]))
-            elif isinstance(step, Postpone):
-                self._write(
-                    lambda c, m=message, until=step.until: messages.release(
-                        c, self._tables, [m.id], claim, due_at=until
-                    )
-                )
-            elif isinstance(step, Overdue):
-                self._write(
-                    lambda c, m=message: publishing.expire(c, self._tables, m, actor=self.name)
-                )
-            else:
-                try:
-                    wires.append(build(message, self._quarantine))
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    logger.exception("outbox.unreadable_row", extra={"outbox_job": message.job_id})
-                    broken.append(message.id)
+            if not isinstance(step, Publish):
+                aside.append((message, step))
+                continue
+            try:
+                wires.append(build(message, self._quarantine))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                logger.exception("outbox.unreadable_row", extra={"outbox_job": message.job_id})
+                broken.append(message.id)
+        if aside:
+            self._write(lambda connection: self._set_aside(connection, aside, claim))
         return wires, broken
+
+    def _set_aside(
+        self,
+        connection: Connection,
+        aside: Sequence[tuple[Message, Obsolete | Postpone | Overdue]],
+        claim: str,
+    ) -> None:
+        for message, step in aside:
+            if isinstance(step, Postpone):
+                messages.release(connection, self._tables, [message.id], claim, due_at=step.until)
+            elif isinstance(step, Overdue):
+                publishing.expire(connection, self._tables, message, actor=self.name)
+            else:
+                messages.drop(connection, self._tables, [message.id])
 
     def _settle(
         self, batch: Sequence[Message], wires: Sequence[Wire], report: Report, claim: str
     ) -> Pass:
         done = Pass(claimed=len(batch), outage=report.outage)
-        by_outcome: dict[Outcome | None, list[Message]] = {}
+        by_outcome: dict[Outcome, list[Message]] = {}
+        undecided: list[Message] = []
         sent = {wire.id for wire in wires} | set(report.outcomes)
         for message in batch:
-            if message.id in sent:
-                by_outcome.setdefault(report.outcomes.get(message.id), []).append(message)
+            if message.id not in sent:
+                continue
+            outcome = report.outcomes.get(message.id)
+            if outcome is None:
+                undecided.append(message)
+            else:
+                by_outcome.setdefault(outcome, []).append(message)
         confirmed = by_outcome.pop(Outcome.CONFIRMED, [])
         if confirmed:
             marked = self._write(
@@ -252,7 +265,7 @@ class Dispatcher:
             )
             done.published = len(marked)
             logger.info("outbox.published", extra={"outbox_count": len(marked)})
-        self._give_back(by_outcome.pop(None, []), claim, 0.0)
+        self._give_back(undecided, claim, 0.0)
         self._give_back(by_outcome.pop(Outcome.NACKED, []), claim, NACK_DELAY)
         for outcome, refused in by_outcome.items():
             for message in refused:
@@ -264,9 +277,7 @@ class Dispatcher:
         if not undecided:
             return
         ids = [message.id for message in undecided]
-        self._write(
-            lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay))
-        )
+        self._write(lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay)))
         if delay:
             logger.warning("outbox.nacked", extra={"outbox_count": len(ids)})
 
@@ -279,9 +290,7 @@ class Dispatcher:
             # The job is in quarantine already; its copy waits until the broker takes it.
             self._give_back([message], claim, self._config.backoff_max)
             return
-        self._write(
-            lambda c: publishing.refuse(c, self._tables, message, reason, actor=self.name)
-        )
+        self._write(lambda c: publishing.refuse(c, self._tables, message, reason, actor=self.name))
 
     def _check_tables(self) -> None:
         with self._engine().connect() as connection:

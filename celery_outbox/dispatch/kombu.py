@@ -29,9 +29,7 @@ class KombuPublisher:
         quarantine: the quarantine queue, declared on each connection.
     """
 
-    def __init__(
-        self, app: Celery, *, timeout: float, quarantine: Queue | None = None
-    ) -> None:
+    def __init__(self, app: Celery, *, timeout: float, quarantine: Queue | None = None) -> None:
         self._app = app
         self._timeout = timeout
         self._quarantine = quarantine

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
 
 
-def adopt(
-    connection: Connection, guard: Guard, task: Task, delivery: Delivery, call: Call
-) -> None:
+def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, call: Call) -> None:
     """Record the job of a plain Celery message, unless there is one with its id.
 
     Raises:
@@ -45,9 +43,7 @@ def adopt(
         max_attempts=max(guard.policy_of(task).max_attempts, retries + 1),
         attempt=retries,
         expires_at=delivery.expires_at,
-        result_key=fill_result_key(
-            task.name, template, delivery.job_id, call.args, call.kwargs
-        ),
+        result_key=fill_result_key(task.name, template, delivery.job_id, call.args, call.kwargs),
     )
     recording.adopt(connection, guard.tables, new, actor=guard.worker_id())
 

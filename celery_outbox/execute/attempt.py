@@ -263,9 +263,7 @@ class Attempt:
         reason = None if error is None else get_pickleable_exception(error)
         return Retry(exc=reason, when=delay)
 
-    def _quarantine(
-        self, verdict: Verdict, reason: Reason, error: BaseException
-    ) -> Exception:
+    def _quarantine(self, verdict: Verdict, reason: Reason, error: BaseException) -> Exception:
         took = self._settle(
             "quarantine",
             lambda connection: transitions.quarantine(
@@ -323,7 +321,6 @@ def raising(error: Exception) -> Callable[[], Any]:
         raise error
 
     return fail
-
 
 
 def _classify_hook(task: Task) -> ClassifyHook | None:

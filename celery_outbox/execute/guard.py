@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
 from celery_outbox.context import running_job
+from celery_outbox.core.classification import Verdict
 from celery_outbox.core.decisions import (
     Decision,
     Defer,
@@ -30,7 +31,6 @@ from celery_outbox.core.decisions import (
     Unknown,
     decide,
 )
-from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.core.states import State
@@ -132,7 +132,7 @@ class Guard:
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database did not take it in time.
         """
-        return self._patiently(what, write, timeout=self.config.settle_timeout)
+        return bool(self._patiently(what, write, timeout=self.config.settle_timeout))
 
     def settle_lost(self, task: Task, job_id: str, reason: Reason) -> Job | None:
         """End an attempt of this worker whose process is gone; for the worker's main process.
@@ -153,7 +153,11 @@ class Guard:
                 policy=self.policy_of(task),
                 random=random.random(),
             )
-            end = {"attempt": job.attempt, "actor": job.leased_by, "error_code": str(reason)}
+            end: dict[str, Any] = {
+                "attempt": job.attempt,
+                "actor": job.leased_by,
+                "error_code": str(reason),
+            }
             if isinstance(step, RetryIn):
                 transitions.retry(
                     connection, self.tables, job_id, job.lease_token, delay=step.delay, **end
@@ -269,9 +273,7 @@ class Guard:
         attempt.settled = attempt.outcome is not None
         return attempt
 
-    def _alien(
-        self, task: Task, delivery: Delivery, reason: Reason, error: Exception
-    ) -> Attempt:
+    def _alien(self, task: Task, delivery: Delivery, reason: Reason, error: Exception) -> Attempt:
         """Keep a message that is no job of ours where a person can see it."""
         job = self._patiently(
             "quarantine",

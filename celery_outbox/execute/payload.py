@@ -102,9 +102,7 @@ def envelope_of(request: Mapping[str, Any], content_type: str, encoding: str) ->
         exchange=delivery.get("exchange") or "",
         routing_key=delivery.get("routing_key") or "",
         queue=None if delivery.get("exchange") else delivery.get("routing_key"),
-        headers={
-            name: value for name, value in request.items() if name not in _NOT_HEADERS
-        },
+        headers={name: value for name, value in request.items() if name not in _NOT_HEADERS},
         properties=properties,
         content_type=content_type,
         content_encoding=encoding,

@@ -46,8 +46,8 @@ class FileStore:
     """Results as files below one folder.
 
     A value is written to a temporary file, flushed to the disk, and linked under its name in one
-    step, which fails if the name exists; then the folder is flushed. A reader sees the whole value or
-    none, also after a power failure (POSIX: ``link`` is atomic and does not overwrite).
+    step, which fails if the name exists; then the folder is flushed. A reader sees the whole
+    value or none, also after a power failure (POSIX: ``link`` is atomic and does not overwrite).
 
     Arguments:
         root: the folder; made when the first value is written.

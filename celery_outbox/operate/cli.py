@@ -131,7 +131,9 @@ def status(outbox: Outbox, job_id: str, as_json: bool) -> None:
 def journal(outbox: Outbox, job_id: str, as_json: bool) -> None:
     """Everything that happened to JOB_ID, oldest first."""
     events = [as_plain(asdict(event)) for event in outbox.control.journal(job_id)]
-    _print_rows(events, ("at", "event", "state", "attempt", "reason", "error_code", "actor"), as_json)
+    _print_rows(
+        events, ("at", "event", "state", "attempt", "reason", "error_code", "actor"), as_json
+    )
 
 
 @command("list")
@@ -145,7 +147,7 @@ def journal(outbox: Outbox, job_id: str, as_json: bool) -> None:
 def list_jobs(outbox: Outbox, older_than: float | None, as_json: bool, **filters: Any) -> None:
     """The newest jobs, newest first."""
     age = None if older_than is None else timedelta(seconds=older_than)
-    found = [job.as_json() for job in outbox.control.list(older_than=age, **filters)]
+    found = [job.as_json() for job in outbox.control.find(older_than=age, **filters)]
     _print_rows(found, ("id", "task", "queue", "state", "attempt", "recorded_at"), as_json)
 
 
@@ -228,7 +230,9 @@ def _answers(job: JobStatus) -> list[tuple[str, str]]:
     lease = "-"
     if job.lease is not None:
         lease = f"{job.lease.by} until {job.lease.until.isoformat()} (token {job.lease.token})"
-    result = f"stored {job.finished_at.isoformat()}" if _has_result(job) else "none"
+    result = "none"
+    if job.state == str(State.SUCCEEDED) and job.finished_at is not None:
+        result = f"stored {job.finished_at.isoformat()}"
     return [
         ("job", f"{job.id} ({job.task})"),
         ("state", job.state),
@@ -240,10 +244,6 @@ def _answers(job: JobStatus) -> list[tuple[str, str]]:
         ("lease", lease),
         ("queue", _cell(job.queue)),
     ]
-
-
-def _has_result(job: JobStatus) -> bool:
-    return job.state == str(State.SUCCEEDED) and job.finished_at is not None
 
 
 def _print_json(value: Any) -> None:
@@ -260,7 +260,9 @@ def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str], as_json: boo
         for index, column in enumerate(columns)
     ]
     for line in [list(columns), *cells]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        click.echo(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def _cell(value: Any) -> str:

@@ -65,7 +65,7 @@ class Control:
             raise UnknownJob(job_id=job_id)
         return events
 
-    def list(
+    def find(
         self,
         *,
         state: str | None = None,

@@ -47,9 +47,7 @@ def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
 
 def _is_async(owner: Any) -> bool:
     # By name: importing sqlalchemy.ext.asyncio fails where greenlet is not installed.
-    return any(
-        kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(owner).__mro__
-    )
+    return any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(owner).__mro__)
 
 
 def _of_session(session: Session, tables: Tables, task: str) -> Connection:

@@ -28,9 +28,7 @@ def explain(
     return _error(task, "one of its options (link, chain, headers, ...)", None, serializer)
 
 
-def _error(
-    task: str, argument: str, value: Any, serializer: str | None
-) -> UnserializableArgument:
+def _error(task: str, argument: str, value: Any, serializer: str | None) -> UnserializableArgument:
     kind = "signature or header" if value is None else type(value).__name__
     return UnserializableArgument(
         task=task, argument=argument, kind=kind, serializer=serializer or "json"

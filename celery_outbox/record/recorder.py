@@ -15,6 +15,7 @@ from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 
 from celery_outbox.context import running_job
+from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.exceptions import (
     ConfigurationError,
     InvalidJobId,
@@ -24,7 +25,6 @@ from celery_outbox.exceptions import (
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.payload import explain
-from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.store.recording import NewJob, record
 from celery_outbox.store.schema import MAX_JOB_ID, Tables
 
@@ -119,9 +119,7 @@ class Recorder:
             )
         envelope.headers["ignore_result"] = ignore_result
         if len(body) > self._max_payload_size:
-            raise PayloadTooLarge(
-                task=task.name, size=len(body), limit=self._max_payload_size
-            )
+            raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
         running = running_job.get()
         if running is not None and task_id is None:
             derived = running.derive_id(envelope.headers["task"], body)

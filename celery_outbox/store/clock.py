@@ -18,9 +18,11 @@ class UTCDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Any) -> Any:
+        """With a time zone where the database has such a type."""
         return dialect.type_descriptor(DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
+        """To UTC; naive for databases that keep no time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -29,6 +31,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         return value if dialect.name == "postgresql" else value.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
+        """To an aware datetime in UTC."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -36,7 +39,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         return value.astimezone(timezone.utc)
 
 
-class after_now(FunctionElement[datetime]):  # noqa: N801 - reads as a SQL function
+class after_now(FunctionElement[datetime]):
     """The time ``seconds`` from now by the database's clock."""
 
     type = UTCDateTime()

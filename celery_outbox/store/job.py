@@ -91,9 +91,7 @@ def get(connection: Connection, tables: Tables, job_id: str) -> Job | None:
 
 def lock(connection: Connection, tables: Tables, job_id: str) -> Job | None:
     """The job with this id, locked until the transaction ends, or ``None``."""
-    statement = (
-        _select(tables).where(tables.job.c.id == job_id).with_for_update(of=tables.job)
-    )
+    statement = _select(tables).where(tables.job.c.id == job_id).with_for_update(of=tables.job)
     row = connection.execute(statement).mappings().first()
     return None if row is None else Job.from_row(row)
 

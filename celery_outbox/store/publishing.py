@@ -75,4 +75,3 @@ def expire(connection: Connection, tables: Tables, message: Message, *, actor: s
     """End the job of a message whose time is over before it was published."""
     transitions.expire(connection, tables, message.job_id, attempt=message.attempt, actor=actor)
     messages.drop(connection, tables, [message.id])
-

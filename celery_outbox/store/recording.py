@@ -50,9 +50,7 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
     """
     if not _insert_job(connection, tables, new, State.QUEUED):
         return False
-    messages.add(
-        connection, tables, new.id, due_at=new.available_at, wake=new.available_at is None
-    )
+    messages.add(connection, tables, new.id, due_at=new.available_at, wake=new.available_at is None)
     line = journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
     journal.write(connection, tables, [line])
     return True

@@ -119,10 +119,8 @@ def retry(
     )
 
 
-def rescue(
-    connection: Connection, tables: Tables, job: Job, *, actor: str, delay: float
-) -> bool:
-    """Take back a locked job whose lease has ended; the next attempt is due in ``delay`` seconds."""
+def rescue(connection: Connection, tables: Tables, job: Job, *, actor: str, delay: float) -> bool:
+    """Take back a locked job whose lease has ended; it is due again in ``delay`` seconds."""
     return _next_attempt(
         connection,
         tables,
@@ -216,9 +214,7 @@ def quarantine(
         finished_at=db_now(),
     )
     if took:
-        _quarantined(
-            connection, tables, job_id, attempt, actor, reason, error_code, copy=copy
-        )
+        _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)
     return took
 
 
@@ -247,15 +243,11 @@ def quarantine_waiting(
         finished_at=db_now(),
     )
     if took:
-        _quarantined(
-            connection, tables, job_id, attempt, actor, reason, error_code, copy=copy
-        )
+        _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)
     return took
 
 
-def replay(
-    connection: Connection, tables: Tables, job: Job, *, actor: str
-) -> bool:
+def replay(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
     """Send a quarantined job back to the queue, with all its attempts before it."""
     took = _apply(
         connection,
@@ -305,9 +297,7 @@ def expire(
     return _end_waiting(connection, tables, Transition.EXPIRE, job_id, attempt, actor)
 
 
-def relay(
-    connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str
-) -> bool:
+def relay(connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str) -> bool:
     """End a job of another service, whose message the broker has confirmed."""
     took = _apply(connection, tables, Transition.RELAY, job_id, [], finished_at=db_now())
     if took:
@@ -326,9 +316,7 @@ def count_delivery(
     _journal(connection, tables, event, job.id, job.attempt, actor, state=job.state)
 
 
-def defer(
-    connection: Connection, tables: Tables, job: Job, *, until: datetime, actor: str
-) -> None:
+def defer(connection: Connection, tables: Tables, job: Job, *, until: datetime, actor: str) -> None:
     """Send the job's message again at ``until``, unless one is on its way already."""
     if not messages.has_pending(connection, tables, job.id):
         messages.add(connection, tables, job.id, due_at=until)
@@ -386,9 +374,7 @@ def _next_attempt(
         # A row that was deferred to the lease's end would only come too late or too early.
         messages.drop_pending(connection, tables, job_id)
         messages.add(connection, tables, job_id, due_at=due_at)
-        _journal(
-            connection, tables, transition, job_id, attempt, actor, error_code=error_code
-        )
+        _journal(connection, tables, transition, job_id, attempt, actor, error_code=error_code)
     return took
 
 

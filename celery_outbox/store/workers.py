@@ -16,9 +16,7 @@ def register(
     connection: Connection, tables: Tables, worker_id: str, *, hostname: str, pid: int
 ) -> None:
     """Enter a worker process; its id names one start of it, not its host."""
-    insert_if_absent(
-        connection, tables.worker, {"id": worker_id, "hostname": hostname, "pid": pid}
-    )
+    insert_if_absent(connection, tables.worker, {"id": worker_id, "hostname": hostname, "pid": pid})
 
 
 def beat(
