@@ -1,0 +1,1 @@
+"""Acceptance tests: real processes, looked at through database, broker and files."""

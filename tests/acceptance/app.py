@@ -1,0 +1,104 @@
+"""The Celery app that acceptance tests run in real workers and dispatchers.
+
+Configured by the environment alone, so that every process of a test gets the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_outbox import Outbox, PermanentError, RetryPolicy
+from celery_outbox.testing import kill_at_environment
+
+FOLDER = Path(os.environ["SHOP_FOLDER"])
+
+app = Celery("shop", broker=os.environ["SHOP_BROKER"], task_cls="celery_outbox:OutboxTask")
+app.conf.update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
+app.conf.outbox_database_url = os.environ["SHOP_DATABASE"]
+app.conf.outbox_result_store = f"file://{FOLDER}/results"
+
+outbox = Outbox(app)
+app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
+kill_at_environment()
+
+
+def note_run(job_id: str | None, what: str = "run") -> None:
+    """Leave a trace of an effect: one line, appended in one write."""
+    with (FOLDER / "runs").open("a") as runs:
+        runs.write(f"{job_id} {what}\n")
+
+
+@app.task(bind=True, name="shop.export", result_key="reports/{job_id}.csv")
+def export(self: Any, rows: int) -> str:
+    """Write a report."""
+    note_run(self.request.id)
+    return self.write_result(f"{number}\n".encode() for number in range(rows))
+
+
+@app.task(bind=True, name="shop.add")
+def add(self: Any, x: Any, y: Any) -> Any:
+    """Return a result."""
+    note_run(self.request.id)
+    return x + y
+
+
+@app.task(bind=True, name="shop.fail", retry_policy=RetryPolicy(3, delay=0.05, jitter=0))
+def fail(self: Any, text: str) -> None:
+    """Fail with an error that may pass."""
+    note_run(self.request.id)
+    raise ConnectionError(text)
+
+
+@app.task(bind=True, name="shop.refuse")
+def refuse(self: Any, text: str) -> None:
+    """Fail with an error that will not pass."""
+    note_run(self.request.id)
+    raise PermanentError(text)
+
+
+@app.task(bind=True, name="shop.wait_for")
+def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
+    """Run until a file appears."""
+    note_run(self.request.id)
+    deadline = time.monotonic() + seconds
+    while not (FOLDER / name).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(name)
+        time.sleep(0.02)
+    return name
+
+
+@app.task(bind=True, name="shop.insist", max_retries=5)
+def insist(self: Any) -> int:
+    """Ask for five retries, then succeed."""
+    note_run(self.request.id)
+    if self.request.retries < 5:
+        raise self.retry(countdown=0.05)
+    return self.request.retries
+
+
+@app.task(
+    bind=True,
+    name="shop.autoretry",
+    autoretry_for=(ConnectionError,),
+    retry_backoff=False,
+    default_retry_delay=0.05,
+    max_retries=1,
+)
+def autoretry(self: Any) -> None:
+    """Fail; Celery asks for one retry."""
+    note_run(self.request.id)
+    raise ConnectionError
+
+
+@app.task(bind=True, name="shop.sleepy", time_limit=1)
+def sleepy(self: Any) -> None:
+    """Run into the hard time limit."""
+    note_run(self.request.id)
+    time.sleep(60)

@@ -1,0 +1,142 @@
+"""Databases that are busy, cannot be reached, or cannot be used."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from celery_outbox import ConfigurationError, Outbox
+from celery_outbox.core.states import State
+from celery_outbox.store.engine import (
+    begin_immediate,
+    is_transient,
+    open_engine,
+    retry_transaction,
+    write_transaction,
+)
+from celery_outbox.store.recording import record
+from tests.factories import Database, add_task, make_app, new_job, open_database
+from tests.processes import Processes
+from tests.wait import eventually
+
+LIFE = """
+import pathlib, sys
+from celery_outbox.store import messages, recording, transitions
+from tests.factories import new_job, open_database
+url, go, name = sys.argv[1:]
+with open_database(url, init=False) as database:
+    pathlib.Path(go + name).touch()
+    while not pathlib.Path(go).exists(): pass
+    for number in range(50):
+        new = new_job(f"{name}-{number}")
+        database.do(recording.record, new, actor="caller")
+        token = database.do(transitions.claim, database.job(new.id), actor=name, lease=60)
+        result = {"result": None, "result_type": None}
+        assert database.do(
+            transitions.succeed, new.id, token, attempt=1, actor=name, **result
+        )
+"""
+
+
+def test_processes_that_write_to_sqlite_side_by_side_never_find_it_locked(
+    sqlite_installed_url: str, processes: Processes, tmp_path
+):
+    go = tmp_path / "go"
+    writers = [processes.python("-c", LIFE, sqlite_installed_url, str(go), name) for name in "1234"]
+    eventually(lambda: len(list(tmp_path.glob("go?"))) == 4)
+    go.touch()
+    assert [writer.wait() for writer in writers] == [0, 0, 0, 0]
+    with open_database(sqlite_installed_url, init=False) as database:
+        assert database.counts() == (200, 0, 600)
+
+
+def test_sqlite_is_opened_for_readers_beside_a_writer_and_for_durable_commits(sqlite_url: str):
+    with open_database(sqlite_url) as database, database.engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "busy_timeout": 30_000,
+    }
+
+
+def test_a_transaction_of_ours_takes_sqlites_write_lock_at_its_start(sqlite_installed_url: str):
+    with open_database(sqlite_installed_url, init=False) as database:
+        other = open_engine(sqlite_installed_url)
+        try:
+            with write_transaction(database.engine), other.connect() as second:
+                second.exec_driver_sql("PRAGMA busy_timeout = 0")
+                second.rollback()
+                with pytest.raises(OperationalError, match="locked") as raised:
+                    begin_immediate(second)
+            assert is_transient(raised.value)
+        finally:
+            other.dispose()
+
+
+def test_a_transaction_that_was_rolled_back_is_run_again_and_committed_once(database: Database):
+    runs = []
+
+    def work(connection) -> None:
+        runs.append(1)
+        record(connection, database.tables, new_job(f"run-{len(runs)}"), actor="caller")
+        if len(runs) == 1:
+            raise DBAPIError("lost", None, Exception(), connection_invalidated=True)
+
+    retry_transaction(database.engine, work)
+    assert database.job("run-2").state is State.QUEUED
+    assert database.counts() == (1, 1, 1)
+
+
+def test_an_error_that_does_not_pass_is_raised_at_once(database: Database):
+    runs = []
+
+    def work(connection) -> None:
+        runs.append(1)
+        connection.exec_driver_sql("SELECT * FROM no_such_table")
+
+    with pytest.raises(DBAPIError) as raised:
+        retry_transaction(database.engine, work)
+    assert len(runs) == 1
+    assert not is_transient(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("nonsense", "not a SQLAlchemy URL"),
+        ("", "not a SQLAlchemy URL"),
+        ("postgresql://shop:s3cret@host:port/db", "not a SQLAlchemy URL"),
+        ("nosuchdb://shop:s3cret@host/db", "not one of postgresql, sqlite"),
+        ("mysql+pymysql://shop:s3cret@host/db", "not one of postgresql, sqlite"),
+        ("postgresql+nosuchdriver://shop:s3cret@host/db", "known driver"),
+        ("postgresql+pg8000://shop:s3cret@host/db", "driver is not installed"),
+    ],
+)
+def test_a_database_url_that_cannot_be_used_says_why_without_the_password(url, problem):
+    app = make_app(outbox_database_url=url)
+    with pytest.raises(ConfigurationError, match="Setting outbox_database_url") as raised:
+        add_task(app).delay()
+    assert problem in str(raised.value)
+    # A traceback shows the causes, too.
+    told = "".join(traceback.format_exception(raised.value))
+    assert "s3cret" not in told.replace(url, "")
+
+
+def test_no_database_at_all_says_what_to_set():
+    with pytest.raises(ConfigurationError, match=r"Set it, or use Outbox\(app, engine=\.\.\.\)"):
+        add_task(make_app()).delay()
+
+
+def test_a_database_that_cannot_be_reached_is_an_error_at_the_call():
+    app = make_app(outbox_database_url="postgresql+psycopg2://shop:s3cret@127.0.0.1:1/shop")
+    with pytest.raises(OperationalError) as raised:
+        add_task(app).delay()
+    assert "s3cret" not in str(raised.value)
+    Outbox.of(app).engine.dispose()

@@ -1,0 +1,129 @@
+"""The queries that run all the time use their indexes, with 100,000 rows present."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from celery_outbox.store import job as jobs
+from celery_outbox.store import journal, messages, transitions, workers
+from tests.factories import Database, new_envelope, open_database
+from tests.servers.postgresql import Postgresql
+
+ROWS = 100_000
+
+#: Most jobs have ended and were published long ago; of those that have not, some are due.
+FILL = f"""
+INSERT INTO outbox_job (id, task, queue, state, envelope, body, max_attempts, attempt,
+    lease_token, leased_by, leased_until, recorded_at, available_at, expires_at, finished_at)
+SELECT 'job-' || n, 'shop.export', 'celery', state, :envelope, '[]', 3, 1, 1,
+    CASE WHEN state = 'running' THEN 'worker' END,
+    CASE WHEN state = 'running' THEN now() + (mod(n, 120) - 60) * interval '1 second' END,
+    now() - n * interval '1 second', now() - n * interval '1 second',
+    CASE WHEN mod(n, 50) = 0 THEN now() + (mod(n, 10000) - 500) * interval '1 second' END,
+    CASE WHEN state = 'succeeded' THEN now() - n * interval '1 second' END
+FROM (SELECT n, CASE WHEN mod(n, 100) < 97 THEN 'succeeded' WHEN mod(n, 100) = 97 THEN 'running'
+    WHEN mod(n, 100) = 98 THEN 'queued' ELSE 'retrying' END AS state
+    FROM generate_series(1, {ROWS}) n) AS numbered;
+INSERT INTO outbox_message (job_id, kind, created_at, due_at, published_at)
+SELECT id, 'task', recorded_at, available_at, finished_at FROM outbox_job;
+INSERT INTO outbox_event (job_id, at, event)
+SELECT id, recorded_at, 'recorded' FROM outbox_job
+"""
+
+
+@pytest.fixture(scope="module")
+def database(postgresql_server: Postgresql) -> Iterator[Database]:
+    name = "outbox_test_query_plans"
+    postgresql_server.drop_database(name)
+    with open_database(postgresql_server.create_database(name)) as database:
+        envelope = new_envelope().to_json()
+        for statement in FILL.split(";\n"):
+            quoted = statement.replace(":envelope", f"'{envelope}'")
+            database.do(lambda connection, _, sql=quoted: connection.exec_driver_sql(sql))
+        with database.engine.connect().execution_options(
+            isolation_level="AUTOCOMMIT"
+        ) as connection:
+            connection.exec_driver_sql("VACUUM ANALYZE")
+        yield database
+    postgresql_server.drop_database(name)
+
+
+def plans(database: Database, step: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
+    """Return how PostgreSQL would run each statement of a function of the store."""
+    statements = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if not statement.startswith(("INSERT", "EXPLAIN")):
+            statements.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        with database.engine.connect() as connection:
+            step(connection, database.tables, *args, **options)
+            event.remove(database.engine, "before_cursor_execute", note)
+            return [
+                "\n".join(
+                    row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)
+                )
+                for statement, parameters in statements
+            ]
+    finally:
+        if event.contains(database.engine, "before_cursor_execute", note):
+            event.remove(database.engine, "before_cursor_execute", note)
+
+
+def test_due_messages_are_claimed_by_their_partial_index(database: Database):
+    found, updated = plans(database, messages.claim, claim="c", lease=60, limit=500)
+    assert "ix_outbox_message_due" in found
+    assert "Seq Scan" not in found
+    # The index has the order, so that a batch ends the scan.
+    assert "Sort" not in found
+    assert "outbox_message_pkey" in updated
+    assert "Seq Scan" not in updated
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "index"),
+    [
+        (messages.seconds_until_due, (), "ix_outbox_message_due"),
+        (jobs.lock_expired, (100,), "ix_outbox_job_running"),
+        (jobs.lock_overdue, (100,), "ix_outbox_job_expiring"),
+        (jobs.get, ("job-7",), "outbox_job_pkey"),
+        (jobs.lock, ("job-7",), "ix_outbox_message_job"),
+        (jobs.find, (), "ix_outbox_job_recorded"),
+        (journal.read, ("job-7",), "ix_outbox_event_job"),
+        (messages.has_pending, ("job-7",), "ix_outbox_message"),
+        (messages.drop_pending, ("job-7",), "ix_outbox_message"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_query_that_runs_all_the_time_uses_its_index(database: Database, step, arguments, index):
+    [plan] = plans(database, step, *arguments)
+    assert index in plan
+    assert "Seq Scan" not in plan
+
+
+def test_marking_a_batch_finds_its_rows_by_their_ids(database: Database):
+    batch = database.do(messages.claim, claim="held", lease=600, limit=500)
+    ids = [message.id for message in batch]
+    for plan in plans(database, messages.mark_published, ids, "held"):
+        assert "Index Scan" in plan
+        assert "Seq Scan" not in plan
+
+
+def test_a_heartbeat_finds_its_jobs_by_their_ids(database: Database):
+    ids = [f"job-{number}" for number in range(97, 5000, 100)]
+    for plan in plans(database, workers.beat, "worker", ids, lease=60):
+        assert "Seq Scan on outbox_job" not in plan
+
+
+def test_a_transition_reads_one_row_by_its_id(database: Database):
+    job = database.job("job-97")
+    end = {"attempt": 1, "actor": "worker", "result": None, "result_type": None}
+    for plan in plans(database, transitions.succeed, job.id, job.lease_token, **end):
+        assert "Index" in plan
+        assert "Seq Scan" not in plan

@@ -1,0 +1,219 @@
+"""What each transition leaves behind: one suite for every database."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.states import State
+from celery_outbox.store import job as jobs
+from celery_outbox.store import journal, recording, transitions, workers
+from tests.factories import Database, new_envelope, new_job
+
+SOON = timedelta(seconds=5)
+ENDED: dict[str, Any] = {"attempt": 1, "actor": "worker"}
+
+
+def kinds(database: Database, job_id: str) -> list[str]:
+    """Return the kinds of the job's rows that are still to be published."""
+    return [message.kind for message in database.messages(job_id)]
+
+
+def test_a_recorded_job_has_one_message_and_one_journal_line(database: Database):
+    job = database.put(State.QUEUED)
+    assert (job.attempt, job.deliveries, job.lease_token) == (0, 0, 0)
+    assert kinds(database, job.id) == ["task"]
+    assert database.events(job.id) == ["recorded"]
+    assert abs(job.recorded_at - datetime.now(timezone.utc)) < SOON
+    assert job.recorded_at.tzinfo is timezone.utc
+
+
+def test_a_second_record_of_an_id_changes_nothing(database: Database):
+    job = database.put(State.QUEUED)
+    assert not database.do(recording.record, new_job(job.id, task="another"), actor="caller")
+    assert not database.do(recording.adopt, new_job(job.id, task="another"), actor="worker")
+    assert database.job(job.id).task == "shop.export"
+    assert database.counts() == (1, 1, 1)
+
+
+def test_an_adopted_job_needs_no_message_for_it_has_been_delivered(database: Database):
+    assert database.do(recording.adopt, new_job("plain"), actor="worker")
+    assert kinds(database, "plain") == []
+    assert database.events("plain") == ["adopted"]
+
+
+def test_a_claim_gives_a_lease_a_token_and_counts_attempt_and_delivery(database: Database):
+    job = database.put(State.RUNNING)
+    assert (job.attempt, job.deliveries, job.lease_token, job.leased_by) == (1, 1, 1, "worker")
+    assert abs(job.leased_until - job.now - timedelta(seconds=60)) < SOON
+    assert job.started_at is not None
+
+
+def test_success_stores_the_result_and_takes_back_what_was_to_be_published(database: Database):
+    job = database.put(State.SUCCEEDED)
+    assert (job.result, job.result_type) == (b"1", "json")
+    assert (job.leased_by, job.leased_until, job.error_code) == (None, None, None)
+    assert job.finished_at is not None
+    assert kinds(database, job.id) == []
+
+
+def test_a_retry_puts_one_message_into_the_outbox_due_when_the_job_is(database: Database):
+    job = database.put(State.RUNNING)
+    database.do(transitions.retry, job.id, 1, error_code="OSError", delay=30, **ENDED)
+    job = database.job(job.id)
+    [message] = database.messages(job.id)
+    assert abs(job.available_at - job.now - timedelta(seconds=30)) < SOON
+    # Not before: a worker would send it back into the outbox.
+    assert job.available_at <= message.due_at < job.available_at + SOON
+    assert (job.state, job.error_code) == (State.RETRYING, "OSError")
+    assert database.events(job.id) == ["recorded", "claimed", "retrying"]
+
+
+def test_a_rescue_is_a_retry_of_a_lost_worker(database: Database):
+    job = database.put(State.RUNNING)
+    database.end_lease(job.id)
+    assert database.do(transitions.rescue, database.job(job.id), actor="maintenance", delay=0)
+    assert kinds(database, job.id) == ["task"]
+    assert database.job(job.id).error_code == "lost_worker"
+    assert database.events(job.id)[-1] == "rescued"
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_quarantine_has_a_reason_and_a_copy_where_the_broker_makes_none(database: Database, copy):
+    job = database.put(State.RUNNING)
+    why = {"reason": Reason.TIME_LIMIT, "error_code": "TimeLimitExceeded", "copy": copy}
+    assert database.do(transitions.quarantine, job.id, 1, error_detail="x", **why, **ENDED)
+    job = database.job(job.id)
+    assert (job.reason, job.source, job.error_code) == ("time_limit", "settle", "TimeLimitExceeded")
+    assert kinds(database, job.id) == (["quarantine"] if copy else [])
+    line = database.do(journal.read, job.id)[-1]
+    assert (line.event, line.state, line.reason) == ("quarantined", "quarantined", "time_limit")
+
+
+def test_a_waiting_job_that_the_broker_refused_is_quarantined_by_the_broker(database: Database):
+    job = database.put(State.QUEUED)
+    why = {"reason": Reason.UNROUTABLE, "copy": True}
+    assert database.do(transitions.quarantine_waiting, job.id, attempt=0, actor="d", **why)
+    assert (database.job(job.id).source, database.job(job.id).reason) == ("broker", "unroutable")
+    assert kinds(database, job.id) == ["quarantine"]
+
+
+def test_a_replay_gives_a_quarantined_job_all_its_attempts_back(database: Database):
+    job = database.put(State.QUARANTINED, expires_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
+    assert database.do(transitions.replay, job, actor="person")
+    again = database.job(job.id)
+    assert (again.state, again.attempt, again.lease_token) == (State.QUEUED, 0, job.lease_token)
+    assert (again.reason, again.source, again.error_code, again.finished_at) == (None,) * 4
+    assert again.expires_at is None
+    assert kinds(database, job.id) == ["task"]
+
+
+def test_a_discarded_job_is_cancelled_and_its_journal_keeps_why_it_was_there(database: Database):
+    job = database.put(State.QUARANTINED)
+    assert database.do(transitions.discard, job, actor="person")
+    assert database.job(job.id).state is State.CANCELLED
+    assert [line.reason for line in database.do(journal.read, job.id)][-2:] == ["permanent", None]
+
+
+@pytest.mark.parametrize("state", [State.CANCELLED, State.EXPIRED])
+def test_a_job_that_will_not_run_leaves_nothing_to_publish(database: Database, state):
+    job = database.put(state)
+    assert job.finished_at is not None
+    assert kinds(database, job.id) == []
+
+
+def test_a_deferred_delivery_comes_back_once_however_many_copies_there_are(database: Database):
+    job = database.put(State.RUNNING)
+    database.execute(database.tables.message.delete())
+    for _ in range(3):
+        database.do(transitions.defer, job, until=job.leased_until, actor="worker-2")
+    [message] = database.messages(job.id)
+    assert message.due_at == job.leased_until
+    assert database.job(job.id).deliveries == 4
+    assert database.events(job.id)[-3:] == ["deferred"] * 3
+
+
+def test_a_duplicate_is_counted_and_written_down(database: Database):
+    job = database.put(State.SUCCEEDED)
+    database.do(transitions.count_delivery, job, event="duplicate", actor="worker-2")
+    assert database.job(job.id).deliveries == 2
+    line = database.do(journal.read, job.id)[-1]
+    assert (line.event, line.state) == ("duplicate", "succeeded")
+
+
+def test_a_body_that_sends_its_own_id_again_goes_on_as_what_it_sent(database: Database):
+    job = database.put(State.RUNNING, max_attempts=1)
+    sent = {"task": "shop.export", "queue": "slow", "body": b"[[2], {}, {}]", "error_code": None}
+    took = database.do(
+        transitions.resume_as,
+        job.id,
+        1,
+        envelope=new_envelope(queue="slow"),
+        available_at=None,
+        expires_at=None,
+        **sent,
+        **ENDED,
+    )
+    again = database.job(job.id)
+    assert took
+    assert (again.state, again.queue, again.body) == (State.RETRYING, "slow", b"[[2], {}, {}]")
+    assert again.max_attempts == 2
+    assert kinds(database, job.id) == ["task"]
+
+
+def test_a_heartbeat_extends_the_leases_that_its_worker_still_runs(database: Database):
+    mine, forgotten, ended = (database.put(State.RUNNING) for _ in range(3))
+    database.end_lease(ended.id)
+    running = [mine.id, ended.id, "unknown"]
+    assert database.do(workers.beat, "worker", running, lease=600) == 1
+    assert database.job(mine.id).leased_until > mine.leased_until + SOON
+    assert database.job(forgotten.id).leased_until == forgotten.leased_until
+    assert database.do(workers.beat, "namesake", running, lease=600) == 0
+
+
+def test_expired_leases_and_overdue_jobs_are_found_oldest_first(database: Database):
+    past = [datetime(2026, 1, day, tzinfo=timezone.utc) for day in (2, 1)]
+    overdue = [database.put(State.QUEUED, expires_at=at).id for at in past]
+    database.put(State.QUEUED, expires_at=datetime(2126, 1, 1, tzinfo=timezone.utc))
+    database.put(State.SUCCEEDED, expires_at=past[0])
+    lost, _ = database.put(State.RUNNING, expires_at=past[0]).id, database.put(State.RUNNING)
+    database.end_lease(lost)
+    assert [job.id for job in database.do(jobs.lock_expired, 10)] == [lost]
+    assert [job.id for job in database.do(jobs.lock_overdue, 10)] == overdue[::-1]
+    assert len(database.do(jobs.lock_overdue, 1)) == 1
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "'; DROP TABLE outbox_job; --", "\U0001f4c8" * 40])
+def test_hostile_text_is_data(database: Database, text):
+    envelope = new_envelope(headers={"id": "x", "note": text})
+    job = database.put(State.QUEUED, envelope=envelope, body=text.encode())
+    assert database.job(job.id).envelope.headers["note"] == text
+    assert database.job(job.id).body == text.encode()
+
+
+def test_every_transition_of_a_long_life_is_in_the_journal_without_a_gap(database: Database):
+    job = database.put(State.RETRYING)
+    database.do(transitions.claim, database.job(job.id), actor="worker-2", lease=60)
+    database.end_lease(job.id)
+    database.do(transitions.rescue, database.job(job.id), actor="maintenance", delay=0)
+    database.do(transitions.claim, database.job(job.id), actor="worker-3", lease=60)
+    why = {"reason": Reason.PERMANENT, "error_code": "ValueError", "copy": False}
+    database.do(transitions.quarantine, job.id, 3, attempt=3, actor="worker-3", **why)
+    database.do(transitions.replay, database.job(job.id), actor="person")
+    database.do(transitions.cancel, database.job(job.id), actor="person")
+    lines = database.do(journal.read, job.id)
+    assert [(line.event, line.state, line.attempt) for line in lines] == [
+        ("recorded", "queued", 0),
+        ("claimed", "running", 1),
+        ("retrying", "retrying", 1),
+        ("claimed", "running", 2),
+        ("rescued", "retrying", 2),
+        ("claimed", "running", 3),
+        ("quarantined", "quarantined", 3),
+        ("replayed", "queued", 0),
+        ("cancelled", "cancelled", 0),
+    ]
+    assert [line.at for line in lines] == sorted(line.at for line in lines)
