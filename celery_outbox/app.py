@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox import queues
 from celery_outbox.config import Config
+from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError
 from celery_outbox.execute.guard import Guard
@@ -120,14 +121,16 @@ class Outbox:
         Raises:
             ConfigurationError: ``outbox_result_store`` is not set.
         """
-        store = self._find_result_store()
-        if store is None:
-            raise ConfigurationError(
-                setting="outbox_result_store",
-                problem="it is not set, and a task has a result_key",
-                remedy="Example: file:///var/lib/shop/results",
-            )
-        return store
+        if self._result_store is None:
+            url = self.config.result_store
+            if url is None:
+                raise ConfigurationError(
+                    setting="outbox_result_store",
+                    problem="it is not set, and a task has a result_key",
+                    remedy="Example: file:///var/lib/shop/results",
+                )
+            self._result_store = open_store(url)
+        return self._result_store
 
     @property
     def worker_id(self) -> str:
@@ -220,7 +223,7 @@ class Outbox:
             self.tables,
             engine=lambda: self.engine,
             worker_id=lambda: self.worker_id,
-            result_store=self._find_result_store(),
+            result_store=lambda: self.result_store,
             broker_dead_letters=self.broker_dead_letters,
         )
 
@@ -240,10 +243,10 @@ class Outbox:
     def maintenance(self) -> Maintenance:
         """Takes back what silent workers hold, and ends what has expired."""
         return Maintenance(
-            self.config,
             self.tables,
             engine=lambda: self.engine,
             ensure_ready=self.ensure_ready,
+            policy_of=self._policy_of,
         )
 
     @cached_property
@@ -268,7 +271,7 @@ class Outbox:
             name: the queue's name.
             options: arguments of :class:`kombu.Queue`; ``queue_arguments`` are added to ours.
         """
-        return queues.outbox_queue(self.app, self.config, name, **options)
+        return queues.outbox_queue(self.app, self._config_so_far(), name, **options)
 
     @property
     def quarantine_queue(self) -> Queue:
@@ -283,12 +286,15 @@ class Outbox:
         """Entries for ``app.conf.beat_schedule`` that dispatch and maintain without a daemon."""
         from celery_outbox.hooks import beat_schedule
 
-        return beat_schedule(self.config)
+        return beat_schedule(self._config_so_far())
 
-    def _find_result_store(self) -> ResultStore | None:
-        if self._result_store is None and self.config.result_store is not None:
-            self._result_store = open_store(self.config.result_store)
-        return self._result_store
+    def _config_so_far(self) -> Config:
+        """The settings as they are now, for what is called while the app is configured."""
+        return Config.from_conf(self.app.conf, **self._settings)
+
+    def _policy_of(self, task: str) -> RetryPolicy:
+        known = self.app.tasks.get(task)
+        return self.config.retry_policy if known is None else self.guard.policy_of(known)
 
     def _make_engine(self) -> Engine:
         if self.config.database_url is not None:

@@ -32,7 +32,7 @@ def _rebuild(kind: type[OutboxError], facts: dict[str, Any]) -> OutboxError:
 
 
 class ConfigurationError(OutboxError):
-    """Setting {setting} is not usable: {problem}. {remedy}"""
+    """{setting} is not usable: {problem}. {remedy}"""
 
 
 class SchemaError(OutboxError):

@@ -4,6 +4,7 @@ tasks for beat, and steps in its workers."""
 from __future__ import annotations
 
 import logging
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import celery
@@ -43,14 +44,32 @@ def beat_schedule(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
+class InternalTask(celery.Task):
+    """A task that runs the outbox and so cannot go through it."""
+
+    abstract = True
+
+    def apply_async(self, *args: Any, expires: float | None = None, **options: Any) -> Any:
+        """Send it as Celery does, but let the worker expire it and not the broker, which
+        would dead-letter it to the quarantine queue.
+
+        Arguments:
+            expires: seconds after which a worker drops it.
+        """
+        if expires is not None:
+            until = datetime.now(timezone.utc) + timedelta(seconds=expires)
+            options["headers"] = {**(options.get("headers") or {}), "expires": until.isoformat()}
+        return super().apply_async(*args, **options)
+
+
 @connect_on_app_finalize  # type: ignore[untyped-decorator]
 def _set_up(app: Celery) -> None:
     """Register tasks and worker steps with an app that uses the outbox."""
     if not hasattr(app.Task, "outbox"):
         return
-    # celery.Task, not the app's: these run the outbox, and cannot go through it.
-    app.task(_dispatch, base=celery.Task, name=DISPATCH_TASK, bind=True, shared=False, lazy=False)
-    app.task(_maintain, base=celery.Task, name=MAINTAIN_TASK, bind=True, shared=False, lazy=False)
+    options = {"base": InternalTask, "bind": True, "shared": False, "lazy": False}
+    app.task(_dispatch, name=DISPATCH_TASK, **options)
+    app.task(_maintain, name=MAINTAIN_TASK, **options)
     app.steps["worker"].add(Heartbeat)
     app.steps["consumer"].add(DeclareQuarantine)
 

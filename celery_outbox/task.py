@@ -67,6 +67,18 @@ class OutboxTask(Task):
         """The outbox of ``app``."""
         return Outbox.of(app)
 
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Refuse promises that this version does not keep, instead of ignoring them."""
+        for option in ("transactional", "irreversible", "exclusive"):
+            if getattr(cls, option, None):
+                raise ConfigurationError(
+                    setting=f"{cls.name}({option}=...)",
+                    problem="this version of celery-outbox does not have it",
+                    remedy="Remove it, or install a version that does.",
+                )
+        super().on_bound(app)
+
     # -- calling -----------------------------------------------------------------------
 
     def apply_async(

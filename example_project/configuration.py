@@ -47,8 +47,6 @@ def make_celery(settings: Settings) -> tuple[Celery, Outbox]:
         broker_transport_options=transport_options(settings),
         broker_connection_timeout=5,
         worker_prefetch_multiplier=1,
-        # How long the worker waits for the last words of a pool process that was killed.
-        worker_lost_wait=0.5,
         worker_enable_remote_control=False,
         task_default_queue=QUEUE,
     )

@@ -11,7 +11,7 @@ from example_project.play import (
     before_mark,
     before_publish,
     before_settle,
-    third_death,
+    third_attempt,
     third_error,
     undisturbed,
 )
@@ -31,7 +31,7 @@ PARTS = (
     before_mark,
     after_settle,
     before_settle,
-    third_death,
+    third_attempt,
     third_error,
 )
 #: Seconds for everything but the clearing up.
@@ -59,7 +59,7 @@ def demonstrate(settings: Settings) -> bool:
         before_mark.fault(str(marker / "dispatcher-2")),
         after_settle.fault(str(marker / "worker-1")),
         before_settle.fault(str(marker / "worker-2")),
-        third_death.fault(),
+        third_attempt.fault(str(marker / "worker-3")),
     ]
     environment = {**settings.as_environment(), **faults.as_environment(deaths)}
     with Processes(logs, environment) as processes:

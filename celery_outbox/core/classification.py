@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 from celery_outbox.core.reasons import Reason
-from celery_outbox.exceptions import PermanentError, RecordError, RetryableError
+from celery_outbox.exceptions import OutboxError, PermanentError, RetryableError
 
 #: What a ``classify`` hook may answer; ``None`` leaves the decision to the defaults.
 Answer = Literal["permanent", "retryable"] | None
@@ -173,7 +173,7 @@ def _is_permanent(
                 f"classify must answer 'permanent', 'retryable' or None, not {answer!r}"
             )
         return answer == "permanent"
-    if isinstance(error, (PermanentError, RecordError)):
+    if isinstance(error, (PermanentError, OutboxError)):
         return True
     if isinstance(error, RetryableError):
         return False

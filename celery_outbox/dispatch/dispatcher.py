@@ -239,9 +239,9 @@ class Dispatcher:
             if isinstance(step, Postpone):
                 messages.release(connection, self._tables, [message.id], claim, due_at=step.until)
             elif isinstance(step, Overdue):
-                publishing.expire(connection, self._tables, message, actor=self.name)
+                publishing.expire(connection, self._tables, message, claim, actor=self.name)
             else:
-                messages.drop(connection, self._tables, [message.id])
+                messages.drop(connection, self._tables, [message.id], claim)
 
     def _settle(
         self, batch: Sequence[Message], wires: Sequence[Wire], report: Report, claim: str
@@ -290,7 +290,9 @@ class Dispatcher:
             # The job is in quarantine already; its copy waits until the broker takes it.
             self._give_back([message], claim, self._config.backoff_max)
             return
-        self._write(lambda c: publishing.refuse(c, self._tables, message, reason, actor=self.name))
+        self._write(
+            lambda c: publishing.refuse(c, self._tables, message, reason, claim, actor=self.name)
+        )
 
     def _check_tables(self) -> None:
         with self._engine().connect() as connection:

@@ -152,8 +152,8 @@ class Attempt:
         self._quarantine(verdict, Reason.PERMANENT, error)
 
     def _result_exists(self, default: bool = False) -> bool:
-        key, store = self.job.result_key, self.guard.result_store
-        return default if key is None or store is None else store.exists(key)
+        key = self.job.result_key
+        return default if key is None else self.guard.result_store().exists(key)
 
     def _succeed(self, value: Any) -> Any:
         result: bytes | None = None

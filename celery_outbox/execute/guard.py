@@ -61,7 +61,7 @@ class Guard:
         tables: the outbox tables.
         engine: returns the engine of this process.
         worker_id: names this start of the worker; it is in every lease.
-        result_store: where results with a ``result_key`` go, or ``None``.
+        result_store: returns where results with a ``result_key`` go.
         broker_dead_letters: whether the broker copies a rejected message of a queue to the
             quarantine queue.
     """
@@ -74,7 +74,7 @@ class Guard:
         *,
         engine: Callable[[], Engine],
         worker_id: Callable[[], str],
-        result_store: ResultStore | None,
+        result_store: Callable[[], ResultStore],
         broker_dead_letters: Callable[[str | None], bool],
     ) -> None:
         self.app = app

@@ -58,10 +58,8 @@ class Heartbeat(bootsteps.StartStopStep):
                     self._write(self._register)
                     registered = True
                 self._write(self._beat)
-            except SQLAlchemyError as error:
-                logger.warning(
-                    "outbox.heartbeat_failed", extra={"outbox_error": type(error).__name__}
-                )
+            except Exception as error:  # a thread that ends would let every lease end
+                logger.warning("outbox.heartbeat_failed: %s", type(error).__name__)
             if self._stop.wait(interval):
                 break
         try:

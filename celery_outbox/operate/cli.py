@@ -225,8 +225,8 @@ def _answers(job: JobStatus) -> list[tuple[str, str]]:
     stopped = "-"
     if job.reason is not None:
         stopped = f"{job.reason} ({job.error_code or 'no error code'})"
-    elif job.error_code is not None:
-        stopped = f"last error {job.error_code}"
+    elif job.state == str(State.RETRYING):
+        stopped = f"it has not: next attempt {job.available_at.isoformat()} after {job.error_code}"
     lease = "-"
     if job.lease is not None:
         lease = f"{job.lease.by} until {job.lease.until.isoformat()} (token {job.lease.token})"
@@ -237,13 +237,19 @@ def _answers(job: JobStatus) -> list[tuple[str, str]]:
         ("job", f"{job.id} ({job.task})"),
         ("state", job.state),
         ("recorded", _cell(job.recorded_at.isoformat())),
-        ("published", job.published_at.isoformat() if job.published_at else "not yet"),
+        ("published", _published(job)),
         ("deliveries", f"{job.deliveries} (attempt {job.attempt} of {job.max_attempts})"),
         ("result", result + (f", key {job.result_key}" if job.result_key else "")),
         ("why stopped", stopped),
         ("lease", lease),
         ("queue", _cell(job.queue)),
     ]
+
+
+def _published(job: JobStatus) -> str:
+    if job.published_at is not None:
+        return job.published_at.isoformat()
+    return "by a client without the outbox" if job.deliveries else "not yet"
 
 
 def _print_json(value: Any) -> None:

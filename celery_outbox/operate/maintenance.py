@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from celery.utils.nodenames import gethostname
 from sqlalchemy import Connection, Engine
 
-from celery_outbox.config import Config
 from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
-from celery_outbox.core.retry import RetryIn, after_failure
+from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from celery_outbox.store.engine import retry_transaction
@@ -47,24 +46,24 @@ class Maintenance:
     """The maintenance of one outbox; runs that meet do not get into each other's way.
 
     Arguments:
-        config: the settings.
         tables: the outbox tables.
         engine: returns the engine of this process.
         ensure_ready: checks that the tables are there.
+        policy_of: returns how jobs of a task are retried.
     """
 
     def __init__(
         self,
-        config: Config,
         tables: Tables,
         *,
         engine: Callable[[], Engine],
         ensure_ready: Callable[[Connection], None],
+        policy_of: Callable[[str], RetryPolicy],
     ) -> None:
-        self._config = config
         self._tables = tables
         self._engine = engine
         self._ensure_ready = ensure_ready
+        self._policy_of = policy_of
         self._actor = f"maintenance:{gethostname()}:{os.getpid()}"
 
     def run(self) -> Maintained:
@@ -98,7 +97,7 @@ class Maintenance:
                 _LOST,
                 attempt=job.attempt,
                 max_attempts=job.max_attempts,
-                policy=self._config.retry_policy,
+                policy=self._policy_of(job.task),
                 random=random.random(),
             )
             if isinstance(step, RetryIn):

@@ -12,6 +12,7 @@ from celery_outbox.core.decisions import JobFacts
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.messages import TASK
 from celery_outbox.store.schema import Tables
 
 
@@ -77,7 +78,11 @@ class Job:
 def _select(tables: Tables) -> Select[Any]:
     published_at = (
         select(func.max(tables.message.c.published_at))
-        .where(tables.message.c.job_id == tables.job.c.id)
+        .where(
+            tables.message.c.job_id == tables.job.c.id,
+            # A copy for the quarantine queue reaches no worker.
+            tables.message.c.kind == TASK,
+        )
         .scalar_subquery()
     )
     return select(tables.job, published_at.label("published_at"), db_now().label("now"))

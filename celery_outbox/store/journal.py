@@ -19,7 +19,7 @@ class Event:
 
     Attributes:
         event: what happened: the name of a transition, or ``published``, ``deferred``,
-            ``duplicate``, ``stale``.
+            ``duplicate``, ``stale``, ``copied`` (to the quarantine queue).
         state: the job's state afterwards.
         actor: the worker, dispatcher or person that did it.
     """

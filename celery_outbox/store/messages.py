@@ -181,10 +181,13 @@ def release(
         )
 
 
-def drop(connection: Connection, tables: Tables, ids: Collection[int]) -> None:
-    """Delete rows whose job needs no message any more."""
+def drop(connection: Connection, tables: Tables, ids: Collection[int], claim: str) -> None:
+    """Delete rows of this claim whose job needs no message any more."""
+    message = tables.message
     if ids:
-        connection.execute(delete(tables.message).where(tables.message.c.id.in_(ids)))
+        connection.execute(
+            delete(message).where(message.c.id.in_(ids), message.c.claimed_by == claim)
+        )
 
 
 def seconds_until_due(connection: Connection, tables: Tables) -> float | None:

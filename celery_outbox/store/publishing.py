@@ -50,7 +50,13 @@ def mark(
 
 
 def refuse(
-    connection: Connection, tables: Tables, message: Message, reason: Reason, *, actor: str
+    connection: Connection,
+    tables: Tables,
+    message: Message,
+    reason: Reason,
+    claim: str,
+    *,
+    actor: str,
 ) -> bool:
     """Quarantine the job of a message that the broker will not take.
 
@@ -67,11 +73,13 @@ def refuse(
         error_code=str(reason),
         copy=True,
     )
-    messages.drop(connection, tables, [message.id])
+    messages.drop(connection, tables, [message.id], claim)
     return took
 
 
-def expire(connection: Connection, tables: Tables, message: Message, *, actor: str) -> None:
+def expire(
+    connection: Connection, tables: Tables, message: Message, claim: str, *, actor: str
+) -> None:
     """End the job of a message whose time is over before it was published."""
     transitions.expire(connection, tables, message.job_id, attempt=message.attempt, actor=actor)
-    messages.drop(connection, tables, [message.id])
+    messages.drop(connection, tables, [message.id], claim)

@@ -178,6 +178,8 @@ def _message(meta: MetaData, prefix: str, schema: str | None, job: str) -> Table
         Column("published_at", UTCDateTime),
         CheckConstraint("kind IN ('task', 'quarantine')", name=f"{prefix}message_kind"),
         schema=schema,
+        # Otherwise SQLite gives the number of a deleted row to the next one.
+        sqlite_autoincrement=True,
     )
     Index(
         f"ix_{prefix}message_due",
@@ -205,6 +207,7 @@ def _event(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("reason", String(32)),
         Column("error_code", String(255)),
         schema=schema,
+        sqlite_autoincrement=True,
     )
     Index(f"ix_{prefix}event_job", table.c.job_id, table.c.id)
     return table

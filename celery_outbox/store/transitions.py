@@ -60,9 +60,7 @@ def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease
     if job.state is State.RUNNING:
         # The worker of the attempt before went away, and this delivery came before maintenance.
         lost = str(Reason.LOST_WORKER)
-        _journal(
-            connection, tables, Transition.RESCUE, job.id, job.attempt, actor, error_code=lost
-        )
+        _journal(connection, tables, Transition.RESCUE, job.id, job.attempt, actor, error_code=lost)
     _journal(connection, tables, Transition.CLAIM, job.id, job.attempt + 1, actor)
     return job.lease_token + 1
 

@@ -30,7 +30,7 @@ def play(stage: Stage) -> Verdict:
     stage.broker.redeliver(job_id, stage.patience)
     stage.start_worker()
     end = stage.until(
-        "the redelivery", job_id, lambda s: s.deliveries > dead.deliveries and s.waiting == 0
+        "the redelivery", job_id, lambda s: s.deliveries > dead.deliveries and s.at_rest
     )
     show("At the end", end)
     return judge(dead, end)

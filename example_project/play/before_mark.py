@@ -35,7 +35,7 @@ def play(stage: Stage) -> Verdict:
     )
     show("Now", twice)
     stage.start_worker()
-    end = stage.until("both deliveries", job_id, lambda s: s.deliveries >= 2 and s.waiting == 0)
+    end = stage.until("both deliveries", job_id, lambda s: s.deliveries >= 2 and s.at_rest)
     show("At the end", end)
     return judge(dead, twice, end)
 

@@ -28,9 +28,7 @@ def play(stage: Stage) -> Verdict:
     show("Now", dead)
     say("The row is free again when the dead dispatcher's claim ends.")
     stage.start_dispatcher()
-    end = stage.until(
-        "the job to succeed", job_id, lambda s: s.state == "succeeded" and s.waiting == 0
-    )
+    end = stage.until("the job to succeed", job_id, lambda s: s.state == "succeeded" and s.at_rest)
     show("At the end", end)
     return judge(dead, end)
 

@@ -29,10 +29,8 @@ def play(stage: Stage) -> Verdict:
     say(stage.broker.redelivery)
     stage.broker.redeliver(job_id, stage.patience)
     say("And when the dead worker's lease ends, the dispatcher takes the job back.")
-    stage.start_worker("prefork")
-    end = stage.until(
-        "the second attempt", job_id, lambda s: s.state == "succeeded" and s.waiting == 0
-    )
+    stage.start_worker()
+    end = stage.until("the second attempt", job_id, lambda s: s.state == "succeeded" and s.at_rest)
     show("At the end", end)
     return judge(dead, end)
 

@@ -44,6 +44,11 @@ class Seen:
     runs: int
 
     @property
+    def at_rest(self) -> bool:
+        """Whether nothing is on its way to a worker."""
+        return self.waiting == 0 and self.outbox_rows == 0
+
+    @property
     def file(self) -> str:
         """The name of the one file that the job is to have."""
         return f"reports/{self.job_id}.csv"

@@ -23,8 +23,10 @@ PERIOD = "2026-01"
 Found = TypeVar("Found")
 
 WORKER_OPTIONS = (
-    *("--concurrency", "1", "--loglevel", "INFO"),
-    *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+    # One process that does everything, so that it is the whole worker that dies.
+    *("--pool", "solo", "--loglevel", "INFO", "--without-gossip", "--without-mingle"),
+    # How soon an idle worker sees that it is asked to end.
+    *("--heartbeat-interval", "1"),
 )
 
 
@@ -63,10 +65,10 @@ class Stage:
         self.dispatcher = self.processes.celery("dispatcher", "outbox", "dispatch")
         say(f"A dispatcher starts (pid {self.dispatcher.pid}).")
 
-    def start_worker(self, pool: str = "solo") -> None:
-        """Start ``celery worker``: ``solo`` is one process, ``prefork`` has a pool of them."""
-        name = f"{pool}-{len(self.processes.started)}@localhost"
-        arguments = ("worker", "--pool", pool, "--hostname", name, *WORKER_OPTIONS)
+    def start_worker(self) -> None:
+        """Start ``celery worker``."""
+        name = f"worker-{len(self.processes.started)}@localhost"
+        arguments = ("worker", "--hostname", name, *WORKER_OPTIONS)
         self.worker = self.processes.celery("worker", *arguments)
         say(f"A worker starts (pid {self.worker.pid}).")
 
@@ -77,6 +79,11 @@ class Stage:
         say(f"POST /exports {json.dumps(body)}")
         say(f"  -> {status} {json.dumps(answer)}")
         return status, answer
+
+    def obstruct(self, job_id: str) -> None:
+        """Make it impossible to store the result of a job."""
+        (self.settings.folder / "reports" / f"{job_id}.csv").mkdir(parents=True)
+        say("A folder lies where the job's file is to go: no attempt can store its result.")
 
     def until(self, what: str, job_id: str, check: Callable[[Seen], bool]) -> Seen:
         """Look at a job until ``check`` likes what it sees."""

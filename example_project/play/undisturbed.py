@@ -37,7 +37,7 @@ def play(stage: Stage) -> Verdict:
     say(f"     ... {len(lines)} lines")
     say("The same request again finds the same job:")
     second = stage.request(ACCOUNT)
-    end = stage.see(job_id)
+    end = stage.until("the mark", job_id, lambda seen: seen.at_rest)
     show("At the end", end)
     return judge(first, second, end)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,41 +29,45 @@ app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_argum
 kill_at_environment()
 
 
+#: Not shared: a test process makes this app once per test, and shared tasks go into all.
+task = partial(app.task, bind=True, shared=False)
+
+
 def note_run(job_id: str | None, what: str = "run") -> None:
     """Leave a trace of an effect: one line, appended in one write."""
     with (FOLDER / "runs").open("a") as runs:
         runs.write(f"{job_id} {what}\n")
 
 
-@app.task(bind=True, name="shop.export", result_key="reports/{job_id}.csv")
+@task(name="shop.export", result_key="reports/{job_id}.csv")
 def export(self: Any, rows: int) -> str:
     """Write a report."""
     note_run(self.request.id)
     return self.write_result(f"{number}\n".encode() for number in range(rows))
 
 
-@app.task(bind=True, name="shop.add")
+@task(name="shop.add")
 def add(self: Any, x: Any, y: Any) -> Any:
     """Return a result."""
     note_run(self.request.id)
     return x + y
 
 
-@app.task(bind=True, name="shop.fail", retry_policy=RetryPolicy(3, delay=0.05, jitter=0))
+@task(name="shop.fail", retry_policy=RetryPolicy(3, delay=0.05, jitter=0))
 def fail(self: Any, text: str) -> None:
     """Fail with an error that may pass."""
     note_run(self.request.id)
     raise ConnectionError(text)
 
 
-@app.task(bind=True, name="shop.refuse")
+@task(name="shop.refuse")
 def refuse(self: Any, text: str) -> None:
     """Fail with an error that will not pass."""
     note_run(self.request.id)
     raise PermanentError(text)
 
 
-@app.task(bind=True, name="shop.wait_for")
+@task(name="shop.wait_for")
 def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     """Run until a file appears."""
     note_run(self.request.id)
@@ -74,7 +79,7 @@ def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     return name
 
 
-@app.task(bind=True, name="shop.insist", max_retries=5)
+@task(name="shop.insist", max_retries=5)
 def insist(self: Any) -> int:
     """Ask for five retries, then succeed."""
     note_run(self.request.id)
@@ -83,8 +88,7 @@ def insist(self: Any) -> int:
     return self.request.retries
 
 
-@app.task(
-    bind=True,
+@task(
     name="shop.autoretry",
     autoretry_for=(ConnectionError,),
     retry_backoff=False,
@@ -97,7 +101,7 @@ def autoretry(self: Any) -> None:
     raise ConnectionError
 
 
-@app.task(bind=True, name="shop.sleepy", time_limit=1)
+@task(name="shop.sleepy", time_limit=1)
 def sleepy(self: Any) -> None:
     """Run into the hard time limit."""
     note_run(self.request.id)
