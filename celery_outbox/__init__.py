@@ -11,6 +11,7 @@ from celery_outbox.core.retry import RetryPolicy
 # Errors
 from celery_outbox.exceptions import (
     ConfigurationError,
+    InvalidDelay,
     InvalidJobId,
     InvalidResultKey,
     InvalidStoreKey,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigurationError",
     "FileStore",
+    "InvalidDelay",
     "InvalidJobId",
     "InvalidResultKey",
     "InvalidStoreKey",

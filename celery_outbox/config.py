@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -83,6 +84,9 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        for name in _POSITIVE + _NOT_NEGATIVE:
+            if not math.isfinite(getattr(self, name)):
+                raise _unusable(name, f"{getattr(self, name)!r} is not a number to count with")
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise _unusable(name, f"{getattr(self, name)!r} is not greater than zero")
@@ -101,7 +105,11 @@ class Config:
                 f"{self.dispatch_lease} s ends while the broker is still waited for",
                 "Use at least twice outbox_publish_timeout.",
             )
-        if not self.table_prefix.replace("_", "a").isalnum() or not self.table_prefix.isascii():
+        if (
+            not self.table_prefix.replace("_", "a").isalnum()
+            or not self.table_prefix.isascii()
+            or len(self.table_prefix) > _MAX_PREFIX
+        ):
             raise _unusable("table_prefix", f"{self.table_prefix!r} is not a table name")
         try:
             self.retry_policy  # noqa: B018 - built for its checks
@@ -164,6 +172,12 @@ _POSITIVE = (
     "settle_timeout",
 )
 
+#: Settings whose range the retry policy checks.
+_NOT_NEGATIVE = ("retry_delay", "retry_factor", "retry_max_delay", "retry_jitter")
+
+#: PostgreSQL cuts names after 63 characters; the longest of ours adds 20 to the prefix.
+_MAX_PREFIX = 40
+
 _CHOICES = {
     "dead_letter": ("auto", "broker", "outbox"),
     "error_detail": ("none", "message", "traceback"),
@@ -184,16 +198,17 @@ def _check_types(config: Config) -> None:
         kinds = _KINDS[str(field.type)]
         wrong_bool = isinstance(value, bool) and bool not in kinds
         if wrong_bool or not isinstance(value, kinds):
-            raise _unusable(
-                field.name, f"{value!r} is a {type(value).__name__}, not a {field.type}"
-            )
+            # Without the value: it may hold the database's password.
+            raise _unusable(field.name, f"it is a {type(value).__name__}, not a {field.type}")
 
 
 def _outbox_keys(conf: Mapping[str, Any]) -> set[str]:
     """The names, without prefix, of every ``outbox_*`` key, with or without a namespace."""
+    # Read first: a configuration that is not loaded yet has no namespace either.
+    everything = list(conf)
     namespace = str(getattr(conf, "prefix", None) or "").lower()
     keys = set()
-    for key in conf:
+    for key in everything:
         name = str(key).lower().removeprefix(namespace)
         if name.startswith(PREFIX):
             keys.add(name.removeprefix(PREFIX))

@@ -32,7 +32,7 @@ def _rebuild(kind: type[OutboxError], facts: dict[str, Any]) -> OutboxError:
 
 
 class ConfigurationError(OutboxError):
-    """{setting} is not usable: {problem}. {remedy}"""
+    """Setting {setting} is not usable: {problem}. {remedy}"""
 
 
 class SchemaError(OutboxError):
@@ -66,6 +66,11 @@ class UnserializableArgument(RecordError):
 class PayloadTooLarge(RecordError):
     """Task {task} cannot be recorded: its arguments take {size} bytes and the limit is {limit}.
     Pass a reference to the data, or raise outbox_max_payload_size."""
+
+
+class InvalidDelay(RecordError):
+    """Task {task} cannot be recorded: {option}={value!r} is not a time ({problem}). Use seconds
+    for countdown, and a datetime or ISO 8601 text for eta."""
 
 
 class InvalidResultKey(RecordError):

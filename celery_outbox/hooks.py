@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from celery_outbox.app import Outbox
 from celery_outbox.config import Config
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
+from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox")
 
@@ -78,7 +79,9 @@ def _dispatch(self: Any) -> int:
     """Publish what is due."""
     done = Outbox.of(self.app).dispatcher().drain(seconds=BEAT_INTERVAL)
     if done.outage is not None:
-        logger.warning("outbox.dispatch_paused", extra={"outbox_error": type(done.outage).__name__})
+        log_event(
+            logger, logging.WARNING, "outbox.dispatch_paused", error=type(done.outage).__name__
+        )
     return done.published
 
 
@@ -97,4 +100,4 @@ def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) ->
     try:
         Outbox.of(app).guard.quarantine_unknown_task(id, queue)
     except SQLAlchemyError:
-        logger.exception("outbox.quarantine_failed", extra={"outbox_job": id})
+        log_event(logger, logging.ERROR, "outbox.quarantine_failed", exc_info=True, job=id)

@@ -64,7 +64,7 @@ def demonstrate(settings: Settings) -> bool:
     environment = {**settings.as_environment(), **faults.as_environment(deaths)}
     with Processes(logs, environment) as processes:
         see = look(outbox, engine, broker, settings.folder)
-        verdicts = _play(Stage(settings, broker, processes, patience, see))
+        verdicts = _play(Stage(settings, engine, broker, processes, patience, see))
     engine.dispose()
     outbox.engine.dispose()
     heading("Verdicts")

@@ -16,12 +16,16 @@ class Base(DeclarativeBase):
 
 
 class Account(Base):
-    """A customer."""
+    """A customer.
+
+    ``importing`` says that orders are being added right now: an export has to wait.
+    """
 
     __tablename__ = "example_account"
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     name: Mapped[str] = mapped_column(String(100))
+    importing: Mapped[bool] = mapped_column(default=False)
 
 
 class Order(Base):

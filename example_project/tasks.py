@@ -10,13 +10,18 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session, sessionmaker
 
+from celery_outbox import RetryableError
 from example_project.celery_app import app, settings
-from example_project.models import Order, Run, open_database
+from example_project.models import Account, Order, Run, open_database
 from example_project.period import BadPeriod, days_of
 
 Sessions = sessionmaker(open_database(settings.database_url))
 
 HEADER = ("order", "date", "product", "quantity", "unit_price", "total")
+
+
+class StillImporting(RetryableError):
+    """The account's orders are not complete; they may be at the next attempt."""
 
 
 @app.task(bind=True, max_attempts=3, result_key="reports/{job_id}.csv", permanent_for=(BadPeriod,))
@@ -25,6 +30,8 @@ def export(self: Any, account_id: int, period: str) -> str:
     with Sessions.begin() as session:
         session.add(Run(job_id=self.request.id, attempt=self.request.retries + 1))
     with Sessions() as session:
+        if session.scalar(select(Account.importing).where(Account.id == account_id)):
+            raise StillImporting(f"orders of account {account_id} are being imported")
         report = as_csv(orders_of(session, account_id, period))
     return self.write_result(report)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -39,6 +39,10 @@ MAX_ERROR_CODE = 200
 
 #: No server is believed that asks for a longer pause than this, in seconds.
 MAX_RETRY_AFTER = 24 * 3600.0
+
+
+#: The longest pause that a task can ask for itself, in seconds: a year.
+MAX_PAUSE = 366 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,12 @@ def http_status(error: BaseException) -> int | None:
     Known by their shape: ``error.response.status_code`` (requests, httpx),
     ``error.status`` (aiohttp) and ``error.code`` (urllib).
     """
-    response = getattr(error, "response", None)
+    response = _attribute(error, "response")
     candidates = (
-        getattr(response, "status_code", None),
-        getattr(response, "status", None),
-        getattr(error, "status", None),
-        getattr(error, "code", None),
+        _attribute(response, "status_code"),
+        _attribute(response, "status"),
+        _attribute(error, "status"),
+        _attribute(error, "code"),
     )
     for status in candidates:
         if isinstance(status, int) and not isinstance(status, bool) and 100 <= status <= 599:
@@ -114,16 +118,32 @@ def retry_after(error: BaseException, now: datetime) -> float | None:
     return min(max((at - now).total_seconds(), 0.0), MAX_RETRY_AFTER)
 
 
+def _bounded(seconds: float) -> float:
+    """A pause that a date can be moved by; NaN is none."""
+    return min(max(seconds, 0.0), MAX_PAUSE) if seconds == seconds else 0.0
+
+
 def _header(error: BaseException, name: str) -> Any:
-    for holder in (getattr(error, "response", None), error):
-        headers: Any = getattr(holder, "headers", None)
-        if isinstance(headers, Mapping) or hasattr(headers, "get"):
-            value = headers.get(name)
-            if value is None:
-                value = headers.get(name.lower())
-            if value is not None:
-                return value
+    for holder in (_attribute(error, "response"), error):
+        get = _attribute(_attribute(holder, "headers"), "get")
+        if not callable(get):
+            continue
+        try:
+            value = get(name)
+            value = get(name.lower()) if value is None else value
+        except Exception:  # foreign objects raise what they like
+            continue
+        if value is not None:
+            return value
     return None
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    """An attribute of a foreign object, whose properties may raise anything."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # httpx, for one, raises RuntimeError
+        return None
 
 
 def classify(
@@ -152,7 +172,7 @@ def classify(
     code = error_code(error)
     wait = retry_after(error, now)
     if isinstance(error, RetryableError) and error.retry_after is not None:
-        wait = error.retry_after
+        wait = _bounded(error.retry_after)
     permanent = _is_permanent(error, permanent_for, retry_for, hook)
     if permanent:
         return Verdict(True, code)

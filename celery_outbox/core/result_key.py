@@ -10,6 +10,9 @@ from celery_outbox.exceptions import InvalidResultKey, InvalidStoreKey
 #: Longest key, in characters (S3 permits 1,024 bytes).
 MAX_KEY = 1024
 
+#: Longest part between slashes, in bytes: what file systems take as a name.
+MAX_PART = 255
+
 
 def check_key(key: str) -> str:
     """Return ``key`` if every result store can use it.
@@ -20,6 +23,8 @@ def check_key(key: str) -> str:
     problem = None
     if not key or len(key) > MAX_KEY:
         problem = f"it must have 1 to {MAX_KEY} characters"
+    elif any(len(part.encode("utf-8", "replace")) > MAX_PART for part in key.split("/")):
+        problem = f"a part of it has more than {MAX_PART} bytes"
     elif not key.isprintable() or "\\" in key:
         problem = "it holds a control character or a backslash"
     elif key.startswith("/") or any(part in ("", ".", "..") for part in key.split("/")):
@@ -51,7 +56,7 @@ def fill_result_key(
     try:
         key = template.format(*(args or ()), **{**(kwargs or {}), "job_id": job_id})
         return check_key(key)
-    except (IndexError, KeyError, AttributeError, ValueError) as error:
+    except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__} ({error})"
     except InvalidStoreKey as error:
         problem = str(error)

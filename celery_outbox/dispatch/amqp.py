@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError
 
 from celery_outbox.dispatch.publisher import Outcome, Report
 from celery_outbox.dispatch.wire import Wire
+from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
@@ -87,9 +88,12 @@ class AmqpPublisher:
                 if not _is_about_a_message(error):
                     raise
                 outcome = _blame(error)
-                logger.warning(
+                log_event(
+                    logger,
+                    logging.WARNING,
                     "outbox.publish_refused",
-                    extra={"outbox_message": wire.id, "outbox_outcome": outcome.value},
+                    message=wire.id,
+                    outcome=outcome.value,
                 )
                 self._report.outcomes[wire.id] = outcome
                 self._reset(error)
@@ -120,9 +124,12 @@ class AmqpPublisher:
                     timeout=self._timeout,
                 )
             except _ENCODING_ERRORS as error:
-                logger.warning(
+                log_event(
+                    logger,
+                    logging.WARNING,
                     "outbox.unpublishable",
-                    extra={"outbox_message": wire.id, "outbox_error": type(error).__name__},
+                    message=wire.id,
+                    error=type(error).__name__,
                 )
                 self._report.outcomes[wire.id] = Outcome.UNPUBLISHABLE
                 continue
@@ -218,9 +225,8 @@ class AmqpPublisher:
         except ChannelError as error:
             # It exists with other arguments, or we may not declare it: if it cannot take
             # messages the broker will return them.
-            logger.warning(
-                "outbox.declare_refused",
-                extra={"outbox_queue": queue.name, "outbox_code": error.code},
+            log_event(
+                logger, logging.WARNING, "outbox.declare_refused", queue=queue.name, code=error.code
             )
             self._drop_channel()
 
@@ -245,7 +251,7 @@ class AmqpPublisher:
             with self._bounded():
                 channel.close()
         except ChannelError:
-            logger.debug("outbox.channel_closed")
+            log_event(logger, logging.DEBUG, "outbox.channel_closed")
 
     def _abandon(self) -> None:
         """Let the connection go without a handshake, which a stuck broker would not answer."""

@@ -28,6 +28,7 @@ from celery_outbox.dispatch.kombu import KombuPublisher
 from celery_outbox.dispatch.publisher import Outcome, Publisher, Report
 from celery_outbox.dispatch.wakeup import Wakeup, open_wakeup
 from celery_outbox.dispatch.wire import Wire, build
+from celery_outbox.log import log_event
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.engine import retry_transaction
@@ -117,7 +118,7 @@ class Dispatcher:
         backoff = Backoff(FIRST_PAUSE, self._config.backoff_max)
         maintain_at = time.monotonic()
         self._wakeup = open_wakeup(self._engine(), self._tables.channel, self._config.notify)
-        logger.info("outbox.dispatcher_started", extra={"outbox_dispatcher": self.name})
+        log_event(logger, logging.INFO, "outbox.dispatcher_started", dispatcher=self.name)
         try:
             while not self._stop.is_set():
                 try:
@@ -135,14 +136,17 @@ class Dispatcher:
                 except SQLAlchemyError as error:
                     cause = error
                 pause = backoff.next(random.random())
-                logger.warning(
+                log_event(
+                    logger,
+                    logging.WARNING,
                     "outbox.dispatch_paused",
-                    extra={"outbox_error": type(cause).__name__, "outbox_pause": round(pause, 2)},
+                    error=type(cause).__name__,
+                    pause=round(pause, 2),
                 )
                 self._stop.wait(pause)
         finally:
             self.close()
-            logger.info("outbox.dispatcher_stopped", extra={"outbox_dispatcher": self.name})
+            log_event(logger, logging.INFO, "outbox.dispatcher_stopped", dispatcher=self.name)
 
     def drain(self, *, seconds: float | None = None) -> Pass:
         """Publish what is due, until nothing is or an outage ends it; does not wait for more.
@@ -223,7 +227,13 @@ class Dispatcher:
             try:
                 wires.append(build(message, self._quarantine))
             except (ValueError, TypeError, KeyError, AttributeError):
-                logger.exception("outbox.unreadable_row", extra={"outbox_job": message.job_id})
+                log_event(
+                    logger,
+                    logging.ERROR,
+                    "outbox.unreadable_row",
+                    exc_info=True,
+                    job=message.job_id,
+                )
                 broken.append(message.id)
         if aside:
             self._write(lambda connection: self._set_aside(connection, aside, claim))
@@ -264,7 +274,7 @@ class Dispatcher:
                 lambda c: publishing.mark(c, self._tables, confirmed, claim, actor=self.name)
             )
             done.published = len(marked)
-            logger.info("outbox.published", extra={"outbox_count": len(marked)})
+            log_event(logger, logging.INFO, "outbox.published", count=len(marked))
         self._give_back(undecided, claim, 0.0)
         self._give_back(by_outcome.pop(Outcome.NACKED, []), claim, NACK_DELAY)
         for outcome, refused in by_outcome.items():
@@ -279,13 +289,10 @@ class Dispatcher:
         ids = [message.id for message in undecided]
         self._write(lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay)))
         if delay:
-            logger.warning("outbox.nacked", extra={"outbox_count": len(ids)})
+            log_event(logger, logging.WARNING, "outbox.nacked", count=len(ids))
 
     def _refuse(self, message: Message, reason: Reason, claim: str) -> None:
-        logger.error(
-            "outbox.refused",
-            extra={"outbox_job": message.job_id, "outbox_reason": str(reason)},
-        )
+        log_event(logger, logging.ERROR, "outbox.refused", job=message.job_id, reason=str(reason))
         if message.kind == messages.QUARANTINE:
             # The job is in quarantine already; its copy waits until the broker takes it.
             self._give_back([message], claim, self._config.backoff_max)

@@ -16,6 +16,7 @@ from kombu.exceptions import KombuError, OperationalError
 
 from celery_outbox.dispatch.publisher import Outcome, Report
 from celery_outbox.dispatch.wire import Wire
+from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
@@ -48,9 +49,12 @@ class KombuPublisher:
                 self.close()
                 break
             except Exception as error:  # whatever a transport raises about one message
-                logger.warning(
+                log_event(
+                    logger,
+                    logging.WARNING,
                     "outbox.unpublishable",
-                    extra={"outbox_message": wire.id, "outbox_error": type(error).__name__},
+                    message=wire.id,
+                    error=type(error).__name__,
                 )
                 report.outcomes[wire.id] = Outcome.UNPUBLISHABLE
         return report

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.log import log_event
+
 logger = logging.getLogger("celery_outbox.dispatch")
 
 
@@ -112,13 +114,13 @@ class Listening(Polling):
                 cursor.execute(f'LISTEN "{self._channel}"')
             self._connection = connection
         except (SQLAlchemyError, OSError) as error:
-            logger.warning("outbox.listen_failed", extra={"outbox_error": type(error).__name__})
+            log_event(logger, logging.WARNING, "outbox.listen_failed", error=type(error).__name__)
         except Exception as error:  # the driver's own, as above
             self._lost(error)
         return self._connection
 
     def _lost(self, error: Exception) -> None:
-        logger.warning("outbox.listen_lost", extra={"outbox_error": type(error).__name__})
+        log_event(logger, logging.WARNING, "outbox.listen_lost", error=type(error).__name__)
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -135,7 +137,9 @@ def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:
     if not notify or engine.dialect.name != "postgresql":
         return Polling()
     if engine.dialect.driver != "psycopg2":
-        logger.warning("outbox.listen_unsupported", extra={"outbox_driver": engine.dialect.driver})
+        log_event(
+            logger, logging.WARNING, "outbox.listen_unsupported", driver=engine.dialect.driver
+        )
         return Polling()
     listening = Listening(engine, channel)
     listening.start()

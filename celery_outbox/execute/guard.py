@@ -41,6 +41,7 @@ from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.patience import patiently
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
+from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, transitions
 from celery_outbox.store.engine import retry_transaction
@@ -116,9 +117,8 @@ class Guard:
         except (EncodeError, InvalidResultKey) as error:
             attempt = self._alien(task, delivery, Reason.UNDECODABLE, error)
         except SQLAlchemyError as error:
-            logger.error(
-                "outbox.claim_failed",
-                extra={"outbox_job": job_id, "outbox_error": type(error).__name__},
+            log_event(
+                logger, logging.ERROR, "outbox.claim_failed", job=job_id, error=type(error).__name__
             )
             return _without_body(Reject("the job cannot be claimed", requeue=True), states.REJECTED)
         return self._run(tracer, attempt, request)
@@ -203,16 +203,14 @@ class Guard:
 
     def note_stale(self, job: Job, lease: Lease) -> None:
         """Say in the journal that an attempt ended after it had lost its lease."""
-        logger.warning(
-            "outbox.lease_lost", extra={"outbox_job": job.id, "outbox_attempt": job.attempt}
-        )
+        log_event(logger, logging.WARNING, "outbox.lease_lost", job=job.id, attempt=job.attempt)
         line = journal.line(job.id, "stale", attempt=job.attempt, actor=lease.by)
         try:
             retry_transaction(
                 self._engine(), lambda connection: journal.write(connection, self.tables, [line])
             )
         except SQLAlchemyError:
-            logger.exception("outbox.journal_failed", extra={"outbox_job": job.id})
+            log_event(logger, logging.ERROR, "outbox.journal_failed", exc_info=True, job=job.id)
 
     def policy_of(self, task: Task) -> RetryPolicy:
         """How jobs of a task are retried."""
@@ -326,7 +324,9 @@ class Guard:
                 store_result=not context.ignore_result,
             )
         except Exception:  # the result backend may be anything, and the job has ended
-            logger.exception("outbox.revoke_failed", extra={"outbox_job": attempt.job_id})
+            log_event(
+                logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
+            )
         signals.task_revoked.send(
             sender=task, request=context, terminated=False, signum=None, expired=True
         )

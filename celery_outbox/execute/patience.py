@@ -11,6 +11,7 @@ from typing import TypeVar
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from celery_outbox.log import log_event
 from celery_outbox.store.engine import is_transient
 
 Result = TypeVar("Result")
@@ -43,9 +44,12 @@ def patiently(work: Callable[[], Result], *, timeout: float, what: str) -> Resul
             passes = isinstance(error, PoolTimeout) or is_transient(error)
             if not passes or time.monotonic() + pause > deadline:
                 raise
-            logger.warning(
+            log_event(
+                logger,
+                logging.WARNING,
                 "outbox.database_unavailable",
-                extra={"outbox_during": what, "outbox_error": type(error).__name__},
+                during=what,
+                error=type(error).__name__,
             )
         # An event that nobody sets: time.sleep, but one that gevent and eventlet yield in.
         threading.Event().wait(pause)

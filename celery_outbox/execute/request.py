@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.execute.payload import Undecodable, decode_call
+from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
 
 logger = logging.getLogger("celery_outbox.execute")
@@ -34,7 +35,7 @@ class OutboxRequest(Request):
         if soft or getattr(worker_state, "should_terminate", None):
             super().on_timeout(soft, timeout)
             return
-        logger.error("outbox.time_limit", extra={"outbox_job": self.id, "outbox_limit": timeout})
+        log_event(logger, logging.ERROR, "outbox.time_limit", job=self.id, limit=timeout)
         try:
             raise TimeLimitExceeded(timeout)
         except TimeLimitExceeded:
@@ -59,7 +60,9 @@ class OutboxRequest(Request):
             job = self.task.outbox.guard.settle_lost(self.task, self.id, reason)
         except SQLAlchemyError:
             # The lease ends by itself, and maintenance takes the job back.
-            logger.exception("outbox.settle_lost_failed", extra={"outbox_job": self.id})
+            log_event(
+                logger, logging.ERROR, "outbox.settle_lost_failed", exc_info=True, job=self.id
+            )
             job = None
         if job is not None and job.state is State.QUARANTINED:
             self._fail(job, exc_info)
@@ -82,7 +85,7 @@ class OutboxRequest(Request):
         try:
             call = decode_call(self.app, job)
         except Undecodable:
-            logger.warning("outbox.undecodable", extra={"outbox_job": job.id})
+            log_event(logger, logging.WARNING, "outbox.undecodable", job=job.id)
         else:
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
@@ -100,4 +103,4 @@ class OutboxRequest(Request):
                 self.id, Retry(), exc_info.traceback, request=self._context
             )
         except Exception:  # the result backend may be anything; the database has the truth
-            logger.exception("outbox.report_failed", extra={"outbox_job": self.id})
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)

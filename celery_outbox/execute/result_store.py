@@ -68,7 +68,7 @@ class FileStore:
         """Write the file unless it exists; see :meth:`ResultStore.write`."""
         path = self.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}.tmp"
+        temporary = path.parent / f".{secrets.token_hex(8)}.tmp"
         try:
             with temporary.open("xb") as file:
                 for chunk in _chunks(data):
@@ -114,7 +114,7 @@ def open_store(url: str) -> ResultStore:
         return FileStore(unquote(parts.path))
     raise ConfigurationError(
         setting="outbox_result_store",
-        problem=f"{url!r} is not a URL of a result store",
+        problem="it is not the URL of a result store",
         remedy="Example: file:///var/lib/shop/results",
     )
 

@@ -12,6 +12,7 @@ from celery.utils.nodenames import gethostname
 from celery.worker import state
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.log import log_event
 from celery_outbox.store import workers
 from celery_outbox.store.engine import retry_transaction
 
@@ -59,13 +60,15 @@ class Heartbeat(bootsteps.StartStopStep):
                     registered = True
                 self._write(self._beat)
             except Exception as error:  # a thread that ends would let every lease end
-                logger.warning("outbox.heartbeat_failed: %s", type(error).__name__)
+                log_event(
+                    logger, logging.WARNING, "outbox.heartbeat_failed", error=type(error).__name__
+                )
             if self._stop.wait(interval):
                 break
         try:
             self._write(lambda c: workers.sign_off(c, self._outbox.tables, self._worker_id))
         except SQLAlchemyError:
-            logger.warning("outbox.sign_off_failed")
+            log_event(logger, logging.WARNING, "outbox.sign_off_failed")
 
     def _register(self, connection: Any) -> None:
         self._outbox.ensure_ready(connection)
@@ -105,7 +108,10 @@ class DeclareQuarantine(bootsteps.StartStopStep):
                 queue(channel).declare()
             except parent.connection.channel_errors as error:
                 # It exists with other arguments: whoever declared it is right.
-                logger.warning(
+                log_event(
+                    logger,
+                    logging.WARNING,
                     "outbox.declare_refused",
-                    extra={"outbox_queue": queue.name, "outbox_error": type(error).__name__},
+                    queue=queue.name,
+                    error=type(error).__name__,
                 )

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
+from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from celery_outbox.store.engine import retry_transaction
@@ -79,13 +80,13 @@ class Maintenance:
         while retry_transaction(self._engine(), lambda c: self._expire(c, done)) == BATCH:
             pass
         if done != Maintained():
-            logger.info(
+            log_event(
+                logger,
+                logging.INFO,
                 "outbox.maintained",
-                extra={
-                    "outbox_rescued": done.rescued,
-                    "outbox_quarantined": done.quarantined,
-                    "outbox_expired": done.expired,
-                },
+                rescued=done.rescued,
+                quarantined=done.quarantined,
+                expired=done.expired,
             )
         return done
 

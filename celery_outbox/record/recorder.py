@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import Celery, Task
@@ -18,6 +18,7 @@ from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.exceptions import (
     ConfigurationError,
+    InvalidDelay,
     InvalidJobId,
     NoTransaction,
     PayloadTooLarge,
@@ -92,6 +93,11 @@ class Recorder:
         if task_id is not None:
             check_job_id(task_id, task.name)
         ignore_result = options.pop("ignore_result", task.ignore_result)
+        # The delay belongs to the database. Celery does not get to see it: it would reroute
+        # the message of a quorum queue through its exchanges for delayed delivery.
+        available_at = due(
+            task.name, options.pop("countdown", None), options.pop("eta", None), self._app
+        )
         producer = RecordingProducer()
         options.setdefault("argsrepr", REDACTED)
         options.setdefault("kwargsrepr", REDACTED)
@@ -134,12 +140,10 @@ class Recorder:
             envelope=envelope,
             body=body,
             max_attempts=max_attempts,
-            available_at=_moment(envelope.headers.get("eta"), self._app),
+            available_at=available_at,
             expires_at=_moment(envelope.headers.get("expires"), self._app),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
         )
-        # The delay belongs to the database from here on.
-        envelope.headers["eta"] = None
         if running is not None and running.job_id == job_id:
             running.resume_as(new)
         else:
@@ -183,6 +187,27 @@ def check_job_id(job_id: Any, task: str) -> None:
     raise InvalidJobId(job_id=job_id, task=task, problem=problem)
 
 
+def due(task: str, countdown: Any, eta: Any, app: Celery) -> datetime | None:
+    """When a call is due, in UTC; ``None``: now.
+
+    Arguments:
+        countdown: seconds from now; wins over ``eta``, as in Celery.
+        eta: a datetime or ISO 8601 text; without a time zone it is in the app's.
+
+    Raises:
+        InvalidDelay: it is not a time.
+    """
+    option, value = ("countdown", countdown) if countdown else ("eta", eta)
+    if not value:
+        return None
+    try:
+        if option == "countdown":
+            return datetime.now(timezone.utc) + timedelta(seconds=value)
+        return _moment(value, app)
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InvalidDelay(task=task, option=option, value=value, problem=str(error)) from error
+
+
 def _rename(headers: dict[str, Any], properties: dict[str, Any], job_id: str) -> None:
     if headers.get("root_id") == headers["id"]:
         headers["root_id"] = job_id
@@ -190,8 +215,8 @@ def _rename(headers: dict[str, Any], properties: dict[str, Any], job_id: str) ->
     properties["correlation_id"] = job_id
 
 
-def _moment(value: str | None, app: Celery) -> datetime | None:
-    """An absolute time out of Celery's headers."""
+def _moment(value: datetime | str | None, app: Celery) -> datetime | None:
+    """An absolute time in UTC; Celery's headers have it as ISO 8601."""
     if value is None:
         return None
     moment: datetime = maybe_iso8601(value)

@@ -39,10 +39,13 @@ def open_engine(url: str) -> Engine:
         if parsed.get_backend_name() not in SUPPORTED:
             raise _unusable(f"{parsed.get_backend_name()} is not one of {', '.join(SUPPORTED)}")
         if parsed.get_backend_name() == "sqlite":
-            engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT})
+            engine = create_engine(
+                parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT}, hide_parameters=True
+            )
             event.listen(engine, "connect", _prepare_sqlite)
             return engine
-        return create_engine(parsed, pool_pre_ping=True, pool_recycle=1800)
+        # Parameters are arguments and results: they do not belong into error messages.
+        return create_engine(parsed, pool_pre_ping=True, pool_recycle=1800, hide_parameters=True)
     except (ArgumentError, NoSuchModuleError) as error:
         # The text of the URL stays out of the message: it holds a password.
         raise _unusable("it is not a SQLAlchemy URL of a known driver") from error

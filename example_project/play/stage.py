@@ -10,6 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from example_project.models import Account
 from example_project.play.broker import Broker
 from example_project.play.client import Client
 from example_project.play.look import Seen
@@ -45,6 +49,7 @@ class Stage:
     """
 
     settings: Settings
+    engine: Engine
     broker: Broker
     processes: Processes
     patience: Patience
@@ -80,10 +85,11 @@ class Stage:
         say(f"  -> {status} {json.dumps(answer)}")
         return status, answer
 
-    def obstruct(self, job_id: str) -> None:
-        """Make it impossible to store the result of a job."""
-        (self.settings.folder / "reports" / f"{job_id}.csv").mkdir(parents=True)
-        say("A folder lies where the job's file is to go: no attempt can store its result.")
+    def begin_import(self, account_id: int) -> None:
+        """Say that orders of an account are being imported, and never end."""
+        with Session(self.engine) as session, session.begin():
+            session.get_one(Account, account_id).importing = True
+        say(f"Orders of account {account_id} are being imported: each attempt fails for now.")
 
     def until(self, what: str, job_id: str, check: Callable[[Seen], bool]) -> Seen:
         """Look at a job until ``check`` likes what it sees."""

@@ -22,7 +22,7 @@ def play(stage: Stage) -> Verdict:
     """Let the attempts fail, kill the worker at the third, and start another one."""
     heading("4a. The worker is killed when the third attempt has failed")
     job_id = job_of(ACCOUNT)
-    stage.obstruct(job_id)
+    stage.begin_import(ACCOUNT)
     before = stage.broker.quarantined()
     stage.request(ACCOUNT)
     stage.wait_for_death(stage.worker, "before it wrote down the third failure")

@@ -17,10 +17,10 @@ TITLE = "4b. the third failed attempt"
 
 
 def play(stage: Stage) -> Verdict:
-    """Make the result impossible to store."""
+    """Let one job fail three times, with a good one behind it."""
     heading("4b. Every attempt ends with an error; the next good job runs")
     job_id, good_id = job_of(ACCOUNT), job_of(GOOD_ACCOUNT)
-    stage.obstruct(job_id)
+    stage.begin_import(ACCOUNT)
     before = stage.broker.quarantined()
     stage.request(ACCOUNT)
     stage.request(GOOD_ACCOUNT)
