@@ -86,7 +86,7 @@ class Config:
         _check_types(self)
         for name in _POSITIVE + _NOT_NEGATIVE:
             if not math.isfinite(getattr(self, name)):
-                raise _unusable(name, f"{getattr(self, name)!r} is not a number to count with")
+                raise _unusable(name, f"{getattr(self, name)!r} is not a finite number")
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise _unusable(name, f"{getattr(self, name)!r} is not greater than zero")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from celery_outbox.core.classification import Verdict
@@ -36,6 +37,9 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {self.max_attempts!r}")
+        for seconds in (self.delay, self.factor, self.max_delay):
+            if not math.isfinite(seconds):
+                raise ValueError(f"{seconds!r} is not a finite number")
         if self.delay < 0 or self.max_delay < 0:
             raise ValueError("delay and max_delay are seconds and cannot be negative")
         if self.factor < 1:
@@ -45,9 +49,10 @@ class RetryPolicy:
 
     def delay_after(self, attempt: int, random: float) -> float:
         """Seconds to wait after ``attempt`` (1 is the first); ``random`` lies in [0, 1)."""
-        # The exponent is bounded: a float overflows long after any ceiling is reached.
-        exponent = min(max(attempt - 1, 0), 64)
-        full = min(self.delay * self.factor**exponent, self.max_delay)
+        try:
+            full = min(self.delay * self.factor ** max(attempt - 1, 0), self.max_delay)
+        except OverflowError:
+            full = self.max_delay if self.delay else 0.0
         return full * (1 - self.jitter * random)
 
 
