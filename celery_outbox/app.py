@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox import queues
 from celery_outbox.config import Config
+from celery_outbox.context import running_job
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError
@@ -29,12 +30,16 @@ from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.status import JobStatus
+from celery_outbox.record.binding import begun
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store import install
 from celery_outbox.store.engine import open_engine, retry_transaction
 from celery_outbox.store.schema import Tables, build_tables
 
 _ATTRIBUTE = "_celery_outbox"
+
+#: Held while an app gets its outbox: two threads must not make two.
+_making = threading.Lock()
 
 
 class Outbox:
@@ -77,8 +82,9 @@ class Outbox:
     @classmethod
     def of(cls, app: Celery) -> Outbox:
         """The outbox of ``app``; made from its configuration when there is none."""
-        found = getattr(app, _ATTRIBUTE, None)
-        return found if isinstance(found, cls) else cls(app)
+        with _making:
+            found = getattr(app, _ATTRIBUTE, None)
+            return found if isinstance(found, cls) else cls(app)
 
     # -- what the parts share ----------------------------------------------------------
 
@@ -172,11 +178,21 @@ class Outbox:
             args,
             kwargs,
             task_id=task_id,
-            owners=(session, self._ambient.get(), self._session),
+            owners=self._owners(session),
             max_attempts=self.guard.policy_of(task).max_attempts,
             result_key_template=getattr(task, "result_key", None),
             options=options,
         )
+
+    def _owners(self, session: Any) -> tuple[Any, ...]:
+        """Whose transaction a call belongs to: the first of these that is there."""
+        running = running_job.get()
+        if running is None:
+            return (session, self._ambient.get(), self._session)
+        if running.settled:
+            # Celery sends callbacks when the body is over, and nobody would commit for them.
+            return (session,)
+        return (session, self._ambient.get(), lambda: begun(self._session))
 
     @cached_property
     def _recorder(self) -> Recorder:
@@ -222,6 +238,7 @@ class Outbox:
             self.config,
             self.tables,
             engine=lambda: self.engine,
+            ensure_ready=self.ensure_ready,
             worker_id=lambda: self.worker_id,
             result_store=lambda: self.result_store,
             broker_dead_letters=self.broker_dead_letters,

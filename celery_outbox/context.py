@@ -18,6 +18,10 @@ class RunningJob(Protocol):
     def job_id(self) -> str:
         """The id of the job."""
 
+    @property
+    def settled(self) -> bool:
+        """The body has ended: what is sent now are callbacks."""
+
     def resume_as(self, new: NewJob) -> None:
         """Go on later as ``new``: the body sent its own id again (``self.retry``)."""
 

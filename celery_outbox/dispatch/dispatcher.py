@@ -39,6 +39,8 @@ logger = logging.getLogger("celery_outbox.dispatch")
 
 #: Seconds of the first pause in an outage.
 FIRST_PAUSE = 0.2
+#: Seconds that an idle dispatcher waits at least.
+SHORTEST_WAIT = 0.02
 #: Seconds after which a message that the broker would not take this time is sent again.
 NACK_DELAY = 5.0
 
@@ -313,7 +315,8 @@ class Dispatcher:
         with self._engine().connect() as connection:
             due = messages.seconds_until_due(connection, self._tables)
         longest = min(self._config.poll_interval, maintain_at - time.monotonic())
-        return max(min(longest, due if due is not None else longest), 0.0)
+        # A row that is due and was not claimed is locked by somebody; do not spin on it.
+        return max(min(longest, due if due is not None else longest), SHORTEST_WAIT)
 
     def _ready_publisher(self) -> Publisher:
         if self._publisher is None:

@@ -34,11 +34,11 @@ from celery_outbox.core.decisions import (
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.core.states import State
-from celery_outbox.exceptions import InvalidResultKey, JobQuarantined, UnknownJob
+from celery_outbox.exceptions import InvalidResultKey, JobQuarantined, SchemaError, UnknownJob
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
 from celery_outbox.execute.delivery import Delivery
-from celery_outbox.execute.patience import patiently
+from celery_outbox.execute.patience import LONGEST_PAUSE, patiently, pause
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.log import log_event
@@ -61,6 +61,7 @@ class Guard:
         config: the settings.
         tables: the outbox tables.
         engine: returns the engine of this process.
+        ensure_ready: checks that the tables are there.
         worker_id: names this start of the worker; it is in every lease.
         result_store: returns where results with a ``result_key`` go.
         broker_dead_letters: whether the broker copies a rejected message of a queue to the
@@ -74,6 +75,7 @@ class Guard:
         tables: Tables,
         *,
         engine: Callable[[], Engine],
+        ensure_ready: Callable[[Connection], None],
         worker_id: Callable[[], str],
         result_store: Callable[[], ResultStore],
         broker_dead_letters: Callable[[str | None], bool],
@@ -85,6 +87,7 @@ class Guard:
         self.result_store = result_store
         self.broker_dead_letters = broker_dead_letters
         self._engine = engine
+        self._ensure_ready = ensure_ready
 
     def trace(
         self,
@@ -116,10 +119,12 @@ class Guard:
                 return _without_body(Ignore(type(decision).__name__.lower()), states.IGNORED)
         except (EncodeError, InvalidResultKey) as error:
             attempt = self._alien(task, delivery, Reason.UNDECODABLE, error)
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, SchemaError) as error:
             log_event(
                 logger, logging.ERROR, "outbox.claim_failed", job=job_id, error=type(error).__name__
             )
+            # The broker delivers it again at once; without a pause that is a hot loop.
+            pause(LONGEST_PAUSE)
             return _without_body(Reject("the job cannot be claimed", requeue=True), states.REJECTED)
         return self._run(tracer, attempt, request)
 
@@ -231,6 +236,7 @@ class Guard:
         self, connection: Connection, task: Task, delivery: Delivery, call: Call
     ) -> tuple[Decision, Job | None]:
         """Decide what to do with a delivery and write it down; one transaction."""
+        self._ensure_ready(connection)
         if not delivery.is_claim_check:
             adoption.adopt(connection, self, task, delivery, call)
         job = jobs.lock(connection, self.tables, delivery.job_id)

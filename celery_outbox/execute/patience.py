@@ -36,13 +36,13 @@ def patiently(work: Callable[[], Result], *, timeout: float, what: str) -> Resul
             not one that passes.
     """
     deadline = time.monotonic() + timeout
-    pause = FIRST_PAUSE
+    seconds = FIRST_PAUSE
     while True:
         try:
             return work()
         except (DBAPIError, PoolTimeout) as error:
             passes = isinstance(error, PoolTimeout) or is_transient(error)
-            if not passes or time.monotonic() + pause > deadline:
+            if not passes or time.monotonic() + seconds > deadline:
                 raise
             log_event(
                 logger,
@@ -51,6 +51,11 @@ def patiently(work: Callable[[], Result], *, timeout: float, what: str) -> Resul
                 during=what,
                 error=type(error).__name__,
             )
-        # An event that nobody sets: time.sleep, but one that gevent and eventlet yield in.
-        threading.Event().wait(pause)
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause(seconds)
+        seconds = min(seconds * 2, LONGEST_PAUSE)
+
+
+def pause(seconds: float) -> None:
+    """Wait; other green threads go on where the pool has them."""
+    # An event that nobody sets: gevent and eventlet make it yield.
+    threading.Event().wait(seconds)

@@ -36,6 +36,8 @@ class Heartbeat(bootsteps.StartStopStep):
         # Before the pool forks: every pool process has the same worker id.
         self._outbox = parent.app.Task.outbox_of(parent.app)
         self._worker_id = self._outbox.worker_id
+        # A worker that has no database to look into must not start.
+        _ = self._outbox.engine
 
     def start(self, parent: Any) -> None:
         """Enter the worker, and begin to beat."""

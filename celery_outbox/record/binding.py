@@ -45,6 +45,19 @@ def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
     raise _unusable(owner, task, "pass a SQLAlchemy Session, scoped_session or Connection")
 
 
+def begun(owner: Any) -> Any:
+    """A configured session, if a transaction has begun in it; else ``None``.
+
+    In a worker no framework commits at the end: a session that the body has not touched would
+    never be committed, and the call with it.
+    """
+    if isinstance(owner, scoped_session):
+        owner = owner() if owner.registry.has() else None
+    elif owner is not None and not isinstance(owner, (Session, Connection)):
+        owner = owner()
+    return owner if owner is not None and owner.in_transaction() else None
+
+
 def _is_async(owner: Any) -> bool:
     # By name: importing sqlalchemy.ext.asyncio fails where greenlet is not installed.
     return any(kind.__module__.startswith("sqlalchemy.ext.asyncio") for kind in type(owner).__mro__)
