@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
 
 from celery import Celery, Task
 from celery.result import AsyncResult
@@ -32,8 +31,8 @@ from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun
 from celery_outbox.record.recorder import Recorder
-from celery_outbox.store import install
-from celery_outbox.store.engine import open_engine, retry_transaction
+from celery_outbox.store.database import Database
+from celery_outbox.store.engine import open_engine
 from celery_outbox.store.schema import Tables, build_tables
 
 _ATTRIBUTE = "_celery_outbox"
@@ -69,14 +68,12 @@ class Outbox:
     ) -> None:
         self.app = app
         self._settings = settings
+        self._pid = os.getpid()
         self._engine = engine
-        self._engine_pid = os.getpid()
         self._session = session
         self._result_store = result_store
         self._ambient: ContextVar[Any] = ContextVar("outbox_session", default=None)
-        self._ready: WeakSet[Engine] = WeakSet()
         self._worker_id: str | None = None
-        self._lock = threading.Lock()
         setattr(app, _ATTRIBUTE, self)
 
     @classmethod
@@ -102,6 +99,11 @@ class Outbox:
         """The tables, in a MetaData of their own (``outbox.tables.metadata``)."""
         return build_tables(self.config.table_prefix, self.config.schema)
 
+    @cached_property
+    def database(self) -> Database:
+        """The tables in their database."""
+        return Database(self.tables, self._make_engine, self._pid)
+
     @property
     def engine(self) -> Engine:
         """The engine of this process.
@@ -109,16 +111,7 @@ class Outbox:
         Raises:
             ConfigurationError: no database is configured.
         """
-        with self._lock:
-            if self._engine_pid != os.getpid():
-                # A connection must not be used on both sides of a fork: the child forgets
-                # the parent's without closing them.
-                if self._engine is not None:
-                    self._engine.dispose(close=False)
-                self._engine_pid = os.getpid()
-            if self._engine is None:
-                self._engine = self._make_engine()
-            return self._engine
+        return self.database.engine
 
     @property
     def result_store(self) -> ResultStore:
@@ -198,9 +191,7 @@ class Outbox:
     def _recorder(self) -> Recorder:
         return Recorder(
             self.app,
-            self.tables,
-            own_transaction=lambda work: retry_transaction(self.engine, work),
-            ensure_ready=self.ensure_ready,
+            self.database,
             require_transaction=self.config.require_transaction,
             max_payload_size=self.config.max_payload_size,
         )
@@ -213,20 +204,7 @@ class Outbox:
         Returns:
             Whether any was missing.
         """
-        return retry_transaction(
-            self.engine, lambda connection: install.install(connection, self.tables)
-        )
-
-    def ensure_ready(self, connection: Connection) -> None:
-        """Check, once per database, that the tables are there and have the right version.
-
-        Raises:
-            SchemaMissing: there are no outbox tables.
-            SchemaMismatch: they have another version.
-        """
-        if connection.engine not in self._ready:
-            install.verify(connection, self.tables)
-            self._ready.add(connection.engine)
+        return self.database.init()
 
     # -- the parts ---------------------------------------------------------------------
 
@@ -236,9 +214,7 @@ class Outbox:
         return Guard(
             self.app,
             self.config,
-            self.tables,
-            engine=lambda: self.engine,
-            ensure_ready=self.ensure_ready,
+            self.database,
             worker_id=lambda: self.worker_id,
             result_store=lambda: self.result_store,
             broker_dead_letters=self.broker_dead_letters,
@@ -249,9 +225,7 @@ class Outbox:
         return Dispatcher(
             self.app,
             self.config,
-            self.tables,
-            engine=lambda: self.engine,
-            ensure_ready=self.ensure_ready,
+            self.database,
             quarantine=self.quarantine_queue,
             maintain=self.maintenance.run,
         )
@@ -260,16 +234,14 @@ class Outbox:
     def maintenance(self) -> Maintenance:
         """Takes back what silent workers hold, and ends what has expired."""
         return Maintenance(
-            self.tables,
-            engine=lambda: self.engine,
-            ensure_ready=self.ensure_ready,
+            self.database,
             policy_of=self._policy_of,
         )
 
     @cached_property
     def control(self) -> Control:
         """Looks at jobs and acts on them, as the command line does."""
-        return Control(self.tables, engine=lambda: self.engine, ensure_ready=self.ensure_ready)
+        return Control(self.database)
 
     def job(self, job_id: str) -> JobStatus:
         """Where a job is, what became of it and why.
@@ -314,6 +286,8 @@ class Outbox:
         return self.config.retry_policy if known is None else self.guard.policy_of(known)
 
     def _make_engine(self) -> Engine:
+        if self._engine is not None:
+            return self._engine
         if self.config.database_url is not None:
             return open_engine(self.config.database_url)
         bind = getattr(self._session, "get_bind", None)

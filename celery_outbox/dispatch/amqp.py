@@ -18,7 +18,7 @@ from celery import Celery
 from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
-from celery_outbox.dispatch.publisher import Outcome, Report
+from celery_outbox.dispatch.publisher import Outcome, Report, queues_to_declare
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
 
@@ -204,14 +204,8 @@ class AmqpPublisher:
         return self._channel or self._ready_channel()
 
     def _declare(self, wire: Wire) -> None:
-        queues = list(wire.declare)
-        if wire.queue is not None and wire.queue not in self._declared:
-            known = wire.queue in self._app.amqp.queues
-            if known or not queues:
-                queues.append(self._app.amqp.queues[wire.queue])
-        for queue in queues:
-            if queue.name not in self._declared:
-                self._declare_queue(queue)
+        for queue in queues_to_declare(self._app, wire, self._declared):
+            self._declare_queue(queue)
 
     def _declare_queue(self, queue: Queue) -> None:
         self._declared.add(queue.name)

@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery
 from celery.utils.nodenames import gethostname
 from kombu import Queue
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
@@ -31,9 +31,8 @@ from celery_outbox.dispatch.wire import Wire, build
 from celery_outbox.log import log_event
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
-from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.database import Database
 from celery_outbox.store.messages import Message
-from celery_outbox.store.schema import Tables
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
@@ -74,9 +73,7 @@ class Dispatcher:
     Arguments:
         app: the Celery app.
         config: the settings.
-        tables: the outbox tables.
-        engine: returns the engine of this process.
-        ensure_ready: checks that the tables are there.
+        database: the outbox tables.
         quarantine: the quarantine queue.
         maintain: one maintenance run; called every ``maintenance_interval`` seconds.
     """
@@ -85,19 +82,16 @@ class Dispatcher:
         self,
         app: Celery,
         config: Config,
-        tables: Tables,
+        database: Database,
         *,
-        engine: Callable[[], Engine],
-        ensure_ready: Callable[[Connection], None],
         quarantine: Queue,
         maintain: Callable[[], Any],
     ) -> None:
         self.name = f"dispatcher:{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._app = app
         self._config = config
-        self._tables = tables
-        self._engine = engine
-        self._ensure_ready = ensure_ready
+        self._database = database
+        self._tables = database.tables
         self._quarantine = quarantine
         self._maintain = maintain
         self._publisher: Publisher | None = None
@@ -119,12 +113,11 @@ class Dispatcher:
         """
         backoff = Backoff(FIRST_PAUSE, self._config.backoff_max)
         maintain_at = time.monotonic()
-        self._wakeup = open_wakeup(self._engine(), self._tables.channel, self._config.notify)
+        self._wakeup = open_wakeup(self._database.engine, self._tables.channel, self._config.notify)
         log_event(logger, logging.INFO, "outbox.dispatcher_started", dispatcher=self.name)
         try:
             while not self._stop.is_set():
                 try:
-                    self._check_tables()
                     if time.monotonic() >= maintain_at:
                         maintain_at = time.monotonic() + self._config.maintenance_interval
                         self._maintain()
@@ -160,7 +153,6 @@ class Dispatcher:
             SchemaError: the tables are missing or have another version.
             sqlalchemy.exc.SQLAlchemyError: the database is away.
         """
-        self._check_tables()
         deadline = None if seconds is None else time.monotonic() + seconds
         total = Pass()
         try:
@@ -194,7 +186,7 @@ class Dispatcher:
                 again when the dispatcher's lease ends.
         """
         claim = f"{self.name}:{next(self._claims)}"
-        batch = self._write(
+        batch = self._database.write(
             lambda connection: messages.claim(
                 connection,
                 self._tables,
@@ -238,7 +230,7 @@ class Dispatcher:
                 )
                 broken.append(message.id)
         if aside:
-            self._write(lambda connection: self._set_aside(connection, aside, claim))
+            self._database.write(lambda connection: self._set_aside(connection, aside, claim))
         return wires, broken
 
     def _set_aside(
@@ -272,7 +264,7 @@ class Dispatcher:
                 by_outcome.setdefault(outcome, []).append(message)
         confirmed = by_outcome.pop(Outcome.CONFIRMED, [])
         if confirmed:
-            marked = self._write(
+            marked = self._database.write(
                 lambda c: publishing.mark(c, self._tables, confirmed, claim, actor=self.name)
             )
             done.published = len(marked)
@@ -289,7 +281,9 @@ class Dispatcher:
         if not undecided:
             return
         ids = [message.id for message in undecided]
-        self._write(lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay)))
+        self._database.write(
+            lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay))
+        )
         if delay:
             log_event(logger, logging.WARNING, "outbox.nacked", count=len(ids))
 
@@ -299,21 +293,13 @@ class Dispatcher:
             # The job is in quarantine already; its copy waits until the broker takes it.
             self._give_back([message], claim, self._config.backoff_max)
             return
-        self._write(
+        self._database.write(
             lambda c: publishing.refuse(c, self._tables, message, reason, claim, actor=self.name)
         )
 
-    def _check_tables(self) -> None:
-        with self._engine().connect() as connection:
-            self._ensure_ready(connection)
-
-    def _write(self, work: Callable[[Connection], Any]) -> Any:
-        return retry_transaction(self._engine(), work)
-
     def _idle_seconds(self, maintain_at: float) -> float:
         """How long to wait when nothing is due: until something is, or may be."""
-        with self._engine().connect() as connection:
-            due = messages.seconds_until_due(connection, self._tables)
+        due = self._database.read(lambda c: messages.seconds_until_due(c, self._tables))
         longest = min(self._config.poll_interval, maintain_at - time.monotonic())
         # A row that is due and was not claimed is locked by somebody; do not spin on it.
         return max(min(longest, due if due is not None else longest), SHORTEST_WAIT)

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection, Producer, Queue
 from kombu.exceptions import KombuError, OperationalError
 
-from celery_outbox.dispatch.publisher import Outcome, Report
+from celery_outbox.dispatch.publisher import Outcome, Report, queues_to_declare
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
 
@@ -107,18 +107,12 @@ class KombuPublisher:
         return self._producer
 
     def _declare(self, producer: Producer, wire: Wire) -> None:
-        queues = list(wire.declare)
-        if wire.queue is not None and wire.queue not in self._declared:
-            known = wire.queue in self._app.amqp.queues
-            if known or not queues:
-                queues.append(self._app.amqp.queues[wire.queue])
-        for queue in queues:
+        for queue in queues_to_declare(self._app, wire, self._declared):
             self._declare_queue(producer, queue)
 
     def _declare_queue(self, producer: Producer, queue: Queue) -> None:
-        if queue.name not in self._declared:
-            queue(producer.channel).declare()
-            self._declared.add(queue.name)
+        queue(producer.channel).declare()
+        self._declared.add(queue.name)
 
     def _outages(self) -> tuple[type[BaseException], ...]:
         own: tuple[type[BaseException], ...] = ()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+from celery import Celery
+from kombu import Queue
 
 from celery_outbox.dispatch.wire import Wire
 
@@ -46,3 +49,16 @@ class Publisher(Protocol):
 
     def close(self) -> None:
         """Let go of the broker."""
+
+
+def queues_to_declare(app: Celery, wire: Wire, declared: Collection[str]) -> list[Queue]:
+    """The queues that must exist before a message is sent, as with Celery's own publish.
+
+    Arguments:
+        app: knows the configured queues, and makes up the others as Celery does.
+        declared: names of queues that this connection has declared already.
+    """
+    queues = list(wire.declare)
+    if wire.queue is not None and wire.queue not in {queue.name for queue in queues}:
+        queues.append(app.amqp.queues[wire.queue])
+    return [queue for queue in queues if queue.name not in declared]

@@ -14,7 +14,7 @@ from celery.app.task import Context
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import EncodeError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
@@ -44,9 +44,8 @@ from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, transitions
-from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
-from celery_outbox.store.schema import Tables
 
 logger = logging.getLogger("celery_outbox.execute")
 
@@ -59,9 +58,7 @@ class Guard:
     Arguments:
         app: the Celery app.
         config: the settings.
-        tables: the outbox tables.
-        engine: returns the engine of this process.
-        ensure_ready: checks that the tables are there.
+        database: the outbox tables.
         worker_id: names this start of the worker; it is in every lease.
         result_store: returns where results with a ``result_key`` go.
         broker_dead_letters: whether the broker copies a rejected message of a queue to the
@@ -72,22 +69,19 @@ class Guard:
         self,
         app: Celery,
         config: Config,
-        tables: Tables,
+        database: Database,
         *,
-        engine: Callable[[], Engine],
-        ensure_ready: Callable[[Connection], None],
         worker_id: Callable[[], str],
         result_store: Callable[[], ResultStore],
         broker_dead_letters: Callable[[str | None], bool],
     ) -> None:
         self.app = app
         self.config = config
-        self.tables = tables
+        self.tables = database.tables
         self.worker_id = worker_id
         self.result_store = result_store
         self.broker_dead_letters = broker_dead_letters
-        self._engine = engine
-        self._ensure_ready = ensure_ready
+        self._database = database
 
     def trace(
         self,
@@ -180,7 +174,7 @@ class Guard:
                 )
             return jobs.get(connection, self.tables, job_id)
 
-        return retry_transaction(self._engine(), write)
+        return self._database.write(write)
 
     def quarantine_unknown_task(self, job_id: str, queue: str | None) -> bool:
         """Quarantine a waiting job whose task the worker does not have.
@@ -204,16 +198,14 @@ class Guard:
                 copy=not self.broker_dead_letters(job.queue or queue),
             )
 
-        return bool(retry_transaction(self._engine(), write))
+        return bool(self._database.write(write))
 
     def note_stale(self, job: Job, lease: Lease) -> None:
         """Say in the journal that an attempt ended after it had lost its lease."""
         log_event(logger, logging.WARNING, "outbox.lease_lost", job=job.id, attempt=job.attempt)
         line = journal.line(job.id, "stale", attempt=job.attempt, actor=lease.by)
         try:
-            retry_transaction(
-                self._engine(), lambda connection: journal.write(connection, self.tables, [line])
-            )
+            self._database.write(lambda connection: journal.write(connection, self.tables, [line]))
         except SQLAlchemyError:
             log_event(logger, logging.ERROR, "outbox.journal_failed", exc_info=True, job=job.id)
 
@@ -227,7 +219,7 @@ class Guard:
         self, what: str, write: Callable[[Connection], Any], timeout: float | None = None
     ) -> Any:
         return patiently(
-            lambda: retry_transaction(self._engine(), write),
+            lambda: self._database.write(write),
             timeout=self.config.database_timeout if timeout is None else timeout,
             what=what,
         )
@@ -236,7 +228,6 @@ class Guard:
         self, connection: Connection, task: Task, delivery: Delivery, call: Call
     ) -> tuple[Decision, Job | None]:
         """Decide what to do with a delivery and write it down; one transaction."""
-        self._ensure_ready(connection)
         if not delivery.is_claim_check:
             adoption.adopt(connection, self, task, delivery, call)
         job = jobs.lock(connection, self.tables, delivery.job_id)

@@ -14,7 +14,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.log import log_event
 from celery_outbox.store import workers
-from celery_outbox.store.engine import retry_transaction
 
 logger = logging.getLogger("celery_outbox.execute")
 
@@ -58,9 +57,9 @@ class Heartbeat(bootsteps.StartStopStep):
         while True:
             try:
                 if not registered:
-                    self._write(self._register)
+                    self._outbox.database.write(self._register)
                     registered = True
-                self._write(self._beat)
+                self._outbox.database.write(self._beat)
             except Exception as error:  # a thread that ends would let every lease end
                 log_event(
                     logger, logging.WARNING, "outbox.heartbeat_failed", error=type(error).__name__
@@ -68,12 +67,13 @@ class Heartbeat(bootsteps.StartStopStep):
             if self._stop.wait(interval):
                 break
         try:
-            self._write(lambda c: workers.sign_off(c, self._outbox.tables, self._worker_id))
+            self._outbox.database.write(
+                lambda c: workers.sign_off(c, self._outbox.tables, self._worker_id)
+            )
         except SQLAlchemyError:
             log_event(logger, logging.WARNING, "outbox.sign_off_failed")
 
     def _register(self, connection: Any) -> None:
-        self._outbox.ensure_ready(connection)
         workers.register(
             connection,
             self._outbox.tables,
@@ -92,9 +92,6 @@ class Heartbeat(bootsteps.StartStopStep):
             running,
             lease=self._outbox.config.lease,
         )
-
-    def _write(self, work: Any) -> None:
-        retry_transaction(self._outbox.engine, work)
 
 
 class DeclareQuarantine(bootsteps.StartStopStep):

@@ -8,38 +8,28 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from celery_outbox.core.states import State, Transition, sources
 from celery_outbox.exceptions import NotReplayable, UnknownJob, WrongState
 from celery_outbox.operate.status import JobStatus, QuarantineEntry
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, transitions
-from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 from celery_outbox.store.journal import Event
-from celery_outbox.store.schema import Tables
 
 
 class Control:
     """Operates on the jobs of one outbox.
 
     Arguments:
-        tables: the outbox tables.
-        engine: returns the engine of this process.
-        ensure_ready: checks that the tables are there.
+        database: the outbox tables.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        *,
-        engine: Callable[[], Engine],
-        ensure_ready: Callable[[Connection], None],
-    ) -> None:
-        self._tables = tables
-        self._engine = engine
-        self._ensure_ready = ensure_ready
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
 
     def status(self, job_id: str) -> JobStatus:
         """Where a job is.
@@ -47,7 +37,7 @@ class Control:
         Raises:
             UnknownJob: there is none with this id.
         """
-        job = self._read(lambda connection: jobs.get(connection, self._tables, job_id))
+        job = self._database.read(lambda connection: jobs.get(connection, self._tables, job_id))
         if job is None:
             raise UnknownJob(job_id=job_id)
         return JobStatus.of(job)
@@ -58,7 +48,7 @@ class Control:
         Raises:
             UnknownJob: the journal knows nothing of it.
         """
-        events: list[Event] = self._read(
+        events: list[Event] = self._database.read(
             lambda connection: journal.read(connection, self._tables, job_id)
         )
         if not events:
@@ -109,7 +99,7 @@ class Control:
             UnknownJob: there is no such job.
             WrongState: it is not in quarantine.
         """
-        job = self._read(lambda connection: jobs.get(connection, self._tables, job_id))
+        job = self._database.read(lambda connection: jobs.get(connection, self._tables, job_id))
         if job is None:
             raise UnknownJob(job_id=job_id)
         if job.state is not State.QUARANTINED:
@@ -170,25 +160,19 @@ class Control:
         work: Callable[[Connection, Job], bool],
     ) -> None:
         def locked(connection: Connection) -> None:
-            self._ensure_ready(connection)
             job = jobs.lock(connection, self._tables, job_id)
             if job is None:
                 raise UnknownJob(job_id=job_id)
             if not work(connection, job):
                 raise _wrong_state(job, action, transition)
 
-        retry_transaction(self._engine(), locked)
+        self._database.write(locked)
 
     def _find(self, **filters: Any) -> list[Job]:
-        found: list[Job] = self._read(
+        found: list[Job] = self._database.read(
             lambda connection: jobs.find(connection, self._tables, **filters)
         )
         return found
-
-    def _read(self, work: Callable[[Connection], Any]) -> Any:
-        with self._engine().connect() as connection:
-            self._ensure_ready(connection)
-            return work(connection)
 
 
 def person() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery.utils.nodenames import gethostname
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
@@ -17,8 +17,7 @@ from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
-from celery_outbox.store.engine import retry_transaction
-from celery_outbox.store.schema import Tables
+from celery_outbox.store.database import Database
 
 logger = logging.getLogger("celery_outbox.operate")
 
@@ -47,23 +46,13 @@ class Maintenance:
     """The maintenance of one outbox; runs that meet do not get into each other's way.
 
     Arguments:
-        tables: the outbox tables.
-        engine: returns the engine of this process.
-        ensure_ready: checks that the tables are there.
+        database: the outbox tables.
         policy_of: returns how jobs of a task are retried.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        *,
-        engine: Callable[[], Engine],
-        ensure_ready: Callable[[Connection], None],
-        policy_of: Callable[[str], RetryPolicy],
-    ) -> None:
-        self._tables = tables
-        self._engine = engine
-        self._ensure_ready = ensure_ready
+    def __init__(self, database: Database, *, policy_of: Callable[[str], RetryPolicy]) -> None:
+        self._database = database
+        self._tables = database.tables
         self._policy_of = policy_of
         self._actor = f"maintenance:{gethostname()}:{os.getpid()}"
 
@@ -75,9 +64,9 @@ class Maintenance:
             sqlalchemy.exc.SQLAlchemyError: the database is away.
         """
         done = Maintained()
-        while retry_transaction(self._engine(), lambda c: self._rescue(c, done)) == BATCH:
+        while self._database.write(lambda c: self._rescue(c, done)) == BATCH:
             pass
-        while retry_transaction(self._engine(), lambda c: self._expire(c, done)) == BATCH:
+        while self._database.write(lambda c: self._expire(c, done)) == BATCH:
             pass
         if done != Maintained():
             log_event(
@@ -91,7 +80,6 @@ class Maintenance:
         return done
 
     def _rescue(self, connection: Connection, done: Maintained) -> int:
-        self._ensure_ready(connection)
         found = jobs.lock_expired(connection, self._tables, BATCH)
         for job in found:
             step = after_failure(

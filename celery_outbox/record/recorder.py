@@ -26,8 +26,9 @@ from celery_outbox.exceptions import (
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.payload import explain
+from celery_outbox.store.database import Database
 from celery_outbox.store.recording import NewJob, record
-from celery_outbox.store.schema import MAX_JOB_ID, Tables
+from celery_outbox.store.schema import MAX_JOB_ID
 
 #: What stands for arguments wherever Celery would show them (logs, events, Flower).
 REDACTED = "(...)"
@@ -38,9 +39,7 @@ class Recorder:
 
     Arguments:
         app: the Celery app.
-        tables: the outbox tables.
-        own_transaction: runs a function with a connection in a transaction of its own.
-        ensure_ready: checks, once per database, that the tables are there.
+        database: the outbox tables, and transactions for calls that come with none.
         require_transaction: refuse calls that come with no transaction.
         max_payload_size: largest serialized payload, in bytes.
     """
@@ -48,17 +47,13 @@ class Recorder:
     def __init__(
         self,
         app: Celery,
-        tables: Tables,
+        database: Database,
         *,
-        own_transaction: Callable[[Callable[[Connection], Any]], Any],
-        ensure_ready: Callable[[Connection], None],
         require_transaction: bool,
         max_payload_size: int,
     ) -> None:
         self._app = app
-        self._tables = tables
-        self._own_transaction = own_transaction
-        self._ensure_ready = ensure_ready
+        self._database = database
         self._require_transaction = require_transaction
         self._max_payload_size = max_payload_size
         self._actor = f"{socket.gethostname()}:{os.getpid()}"
@@ -152,17 +147,17 @@ class Recorder:
 
     def _write(self, new: NewJob, owners: Sequence[Any], task: str) -> None:
         for owner in owners:
-            connection = connection_of(owner, self._tables, task)
+            connection = connection_of(owner, self._database.tables, task)
             if connection is not None:
                 self._insert(connection, new)
                 return
         if self._require_transaction:
             raise NoTransaction(task=task)
-        self._own_transaction(lambda connection: self._insert(connection, new))
+        self._database.write(lambda connection: self._insert(connection, new))
 
     def _insert(self, connection: Connection, new: NewJob) -> bool:
-        self._ensure_ready(connection)
-        return record(connection, self._tables, new, actor=self._actor)
+        self._database.ensure_ready(connection)
+        return record(connection, self._database.tables, new, actor=self._actor)
 
 
 def check_job_id(job_id: Any, task: str) -> None:

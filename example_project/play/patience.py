@@ -28,7 +28,7 @@ class Patience:
         self._end = time.monotonic() + total
         self._each = each
 
-    def until(self, what: str, check: Callable[[], Found]) -> Found:
+    def until(self, what: str, check: Callable[[], Found | None]) -> Found:
         """Look until ``check`` returns something true, and return that.
 
         Raises:

@@ -98,9 +98,7 @@ class Stage:
             seen = self.see(job_id)
             return seen if check(seen) else None
 
-        seen = self.patience.until(what, found)
-        assert seen is not None
-        return seen
+        return self.patience.until(what, found)
 
     def wait_for_death(self, process: Process, where: str) -> None:
         """Wait until a process has been killed."""

@@ -1,0 +1,104 @@
+"""The outbox tables in one database, as one process reaches them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine
+
+from celery_outbox.store import install
+from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.schema import Tables
+
+Result = TypeVar("Result")
+
+
+class Database:
+    """Opens connections and short transactions of the outbox's own.
+
+    Arguments:
+        tables: the outbox tables.
+        make_engine: makes the engine, or hands over an existing one, when the first
+            connection is needed.
+        pid: the process in which an existing engine may have been used.
+    """
+
+    def __init__(self, tables: Tables, make_engine: Callable[[], Engine], pid: int) -> None:
+        self.tables = tables
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._ready: WeakSet[Engine] = WeakSet()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process.
+
+        Raises:
+            ConfigurationError: no usable database is configured.
+        """
+        if self._pid != os.getpid():
+            # A connection must not be used on both sides of a fork: the child forgets the
+            # parent's without closing them. The lock, too, may have been held in the fork.
+            self._lock = threading.Lock()
+            self._pid = os.getpid()
+            # Also one that is only asked for now: its owner may have used it before the fork.
+            self._engine = self._engine or self._make_engine()
+            self._engine.dispose(close=False)
+        with self._lock:
+            if self._engine is None:
+                self._engine = self._make_engine()
+            return self._engine
+
+    def write(self, work: Callable[[Connection], Result]) -> Result:
+        """Run ``work`` in a transaction of its own; again when the database rolled it back.
+
+        Arguments:
+            work: gets the connection; may run more than once, and only the last run commits.
+
+        Raises:
+            SchemaError: the tables are missing or have another version.
+            sqlalchemy.exc.DBAPIError: the database is away or refuses.
+        """
+
+        def checked(connection: Connection) -> Result:
+            self.ensure_ready(connection)
+            return work(connection)
+
+        return retry_transaction(self.engine, checked)
+
+    def read(self, work: Callable[[Connection], Result]) -> Result:
+        """Run ``work``, which writes nothing.
+
+        Raises:
+            SchemaError, sqlalchemy.exc.DBAPIError: see :meth:`write`.
+        """
+        with self.engine.connect() as connection:
+            self.ensure_ready(connection)
+            return work(connection)
+
+    def ensure_ready(self, connection: Connection) -> None:
+        """Check, once per engine, that the tables are there and have the right version.
+
+        Raises:
+            SchemaMissing: there are no outbox tables.
+            SchemaMismatch: they have another version.
+        """
+        if connection.engine not in self._ready:
+            install.verify(connection, self.tables)
+            self._ready.add(connection.engine)
+
+    def init(self) -> bool:
+        """Make the tables that are missing; safe to repeat.
+
+        Returns:
+            Whether any was missing.
+        """
+        return retry_transaction(
+            self.engine, lambda connection: install.install(connection, self.tables)
+        )
