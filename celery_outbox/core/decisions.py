@@ -33,7 +33,13 @@ class ReturnStored:
 
 @dataclass(frozen=True)
 class FailAgain:
-    """The job is quarantined and this delivery may be the one that was never rejected."""
+    """The job is quarantined and this delivery may be the one that was never rejected.
+
+    Attributes:
+        copied: a copy went to the quarantine queue already; reject would make a second one.
+    """
+
+    copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,16 @@ class Unknown:
 Decision = Run | ReturnStored | FailAgain | Defer | GiveUpLost | Expire | Drop | Unknown
 
 
-def decide(job: JobFacts | None, *, now: datetime, redelivered: bool) -> Decision:
+def decide(
+    job: JobFacts | None, *, now: datetime, redelivered: bool, copied: bool = False
+) -> Decision:
     """What a worker does with a delivery.
 
     Arguments:
         job: the job's row, locked; ``None`` when there is none.
         now: the database's clock.
         redelivered: the broker says that it delivered this message before.
+        copied: a copy of the quarantined job went to the quarantine queue through the outbox.
     """
     if job is None:
         return Unknown()
@@ -83,7 +92,7 @@ def decide(job: JobFacts | None, *, now: datetime, redelivered: bool) -> Decisio
     if job.state is State.QUARANTINED:
         # A worker that died between settle and reject leaves a message that the broker
         # delivers again; a second copy of the message is a duplicate and nothing more.
-        return FailAgain() if redelivered else Drop()
+        return FailAgain(copied) if redelivered else Drop()
     if job.state in (State.CANCELLED, State.EXPIRED, State.RELAYED):
         return Drop()
     if job.state is State.RUNNING:

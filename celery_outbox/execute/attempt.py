@@ -58,6 +58,8 @@ class Attempt:
         stale: the lease was lost, so that another attempt owns the job.
         unwritten: the database did not take the end; the message must come back.
         gave_up: the body asked Celery for a retry and was at its own limit.
+        keep_from_broker: acknowledge a failure instead of rejecting it: the quarantine queue has
+            a copy already.
         retry_error: what the body gave as the cause of the retry that it asked for.
     """
 
@@ -71,6 +73,7 @@ class Attempt:
     stale: bool = False
     unwritten: bool = False
     gave_up: bool = False
+    keep_from_broker: bool = False
     retry_error: BaseException | None = None
     children: ChildIds = field(default_factory=ChildIds)
 

@@ -43,7 +43,7 @@ from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, transitions
+from celery_outbox.store import journal, messages, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 
@@ -233,11 +233,18 @@ class Guard:
         job = jobs.lock(connection, self.tables, delivery.job_id)
         if job is None:
             return Unknown(), None
-        decision = decide(job.facts, now=job.now, redelivered=delivery.redelivered)
+        decision = decide(
+            job.facts,
+            now=job.now,
+            redelivered=delivery.redelivered,
+            copied=job.finished_at is not None
+            and messages.has_copy(connection, self.tables, job.id, job.finished_at),
+        )
         actor = self.worker_id()
         if isinstance(decision, Run):
             transitions.claim(connection, self.tables, job, actor=actor, lease=self.config.lease)
         elif isinstance(decision, GiveUpLost):
+            transitions.add_delivery(connection, self.tables, job.id)
             transitions.quarantine(
                 connection,
                 self.tables,
@@ -264,6 +271,7 @@ class Guard:
         elif isinstance(decision, (FailAgain, GiveUpLost)):
             error = JobQuarantined(job.id, job.reason or str(Reason.LOST_WORKER), job.error_code)
             attempt.outcome = raising(error)
+            attempt.keep_from_broker = isinstance(decision, FailAgain) and decision.copied
         # What is decided already leaves nothing to settle.
         attempt.settled = attempt.outcome is not None
         return attempt
@@ -288,6 +296,8 @@ class Guard:
         if not attempt.settled and traced.info is not None:
             # before_start or a signal receiver failed, so the body was never reached.
             attempt.fail_outside_body(traced.info.retval)
+        if attempt.keep_from_broker:
+            return _without_body(Ignore("its copy went through the outbox"), states.IGNORED)
         return traced
 
     def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:

@@ -78,7 +78,9 @@ class FileStore:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                return False
+                if path.is_file():
+                    return False
+                raise
             self._flush_folders(path.parent)
             return True
         finally:

@@ -75,20 +75,38 @@ def add(
 
 
 def has_pending(connection: Connection, tables: Tables, job_id: str, kind: str = TASK) -> bool:
-    """Whether the job has a row that is still to be published."""
+    """Whether the job has a row that is still to be published, and that nobody is sending."""
     message = tables.message
     statement = select(message.c.id).where(
-        message.c.job_id == job_id, message.c.kind == kind, message.c.published_at.is_(None)
+        message.c.job_id == job_id,
+        message.c.kind == kind,
+        message.c.published_at.is_(None),
+        message.c.claimed_by.is_(None),
+    )
+    return connection.execute(statement.limit(1)).first() is not None
+
+
+def has_copy(connection: Connection, tables: Tables, job_id: str, since: datetime) -> bool:
+    """Whether a copy for the quarantine queue was recorded at or after a time."""
+    message = tables.message
+    statement = select(message.c.id).where(
+        message.c.job_id == job_id, message.c.kind == QUARANTINE, message.c.created_at >= since
     )
     return connection.execute(statement.limit(1)).first() is not None
 
 
 def drop_pending(connection: Connection, tables: Tables, job_id: str) -> None:
-    """Take back what was to make the job run; copies for the quarantine queue stay."""
+    """Take back what was to make the job run; copies for the quarantine queue stay.
+
+    What a dispatcher is sending at this moment stays too, for it to be marked as published.
+    """
     message = tables.message
     connection.execute(
         delete(message).where(
-            message.c.job_id == job_id, message.c.kind == TASK, message.c.published_at.is_(None)
+            message.c.job_id == job_id,
+            message.c.kind == TASK,
+            message.c.published_at.is_(None),
+            message.c.claimed_by.is_(None),
         )
     )
 

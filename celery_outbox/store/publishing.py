@@ -38,7 +38,6 @@ def mark(
         journal.line(
             message.job_id,
             "published" if message.kind == messages.TASK else "copied",
-            state=message.state,
             attempt=message.attempt,
             actor=actor,
         )

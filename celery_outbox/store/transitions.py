@@ -313,11 +313,16 @@ def count_delivery(
     connection: Connection, tables: Tables, job: Job, *, event: str, actor: str
 ) -> None:
     """Count a delivery that starts no attempt, and say in the journal what it was."""
+    add_delivery(connection, tables, job.id)
+    _journal(connection, tables, event, job.id, job.attempt, actor, state=job.state)
+
+
+def add_delivery(connection: Connection, tables: Tables, job_id: str) -> None:
+    """Count a delivery whose journal line is written by what it led to."""
     column = tables.job.c
     connection.execute(
-        update(tables.job).where(column.id == job.id).values(deliveries=column.deliveries + 1)
+        update(tables.job).where(column.id == job_id).values(deliveries=column.deliveries + 1)
     )
-    _journal(connection, tables, event, job.id, job.attempt, actor, state=job.state)
 
 
 def defer(connection: Connection, tables: Tables, job: Job, *, until: datetime, actor: str) -> None:
