@@ -25,9 +25,6 @@ class RunningJob(Protocol):
     def resume_as(self, new: NewJob) -> None:
         """Go on later as ``new``: the body sent its own id again (``self.retry``)."""
 
-    def derive_id(self, task: str, body: bytes) -> str | None:
-        """The id for a job that is sent without one, or ``None``: any id will do."""
-
 
 #: The attempt that is being executed here, if one is.
 running_job: ContextVar[RunningJob | None] = ContextVar("outbox_running_job", default=None)

@@ -73,6 +73,15 @@ class InvalidDelay(RecordError):
     for countdown, and a datetime or ISO 8601 text for eta."""
 
 
+class InvalidTaskName(RecordError):
+    """Task {task} cannot be recorded: its name has more than {limit} characters."""
+
+
+class JobIdTaken(RecordError):
+    """Task {task} cannot be recorded as {job_id!r}: that is a job of task {owner}. Ids are keys
+    across all tasks: put the operation's name into them."""
+
+
 class InvalidResultKey(RecordError):
     """Task {task} has no usable result key: {template!r} gives {problem}."""
 
@@ -96,6 +105,10 @@ class WrongState(OutboxError):
 
 class NotReplayable(OutboxError):
     """Job {job_id!r} cannot be replayed: {problem}."""
+
+
+class LostRace(OutboxError):
+    """Job {job_id!r} changed while it was locked: is the engine in autocommit?"""
 
 
 class ResultStoreError(OutboxError):

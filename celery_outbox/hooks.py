@@ -14,6 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.app import Outbox
 from celery_outbox.config import Config
+from celery_outbox.core.reasons import Reason
+from celery_outbox.execute.outside import end_waiting
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
 from celery_outbox.log import log_event
 
@@ -98,6 +100,6 @@ def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) ->
         return
     queue = (message.delivery_info or {}).get("routing_key")
     try:
-        Outbox.of(app).guard.quarantine_unknown_task(id, queue)
+        end_waiting(Outbox.of(app).guard, id, queue, Reason.UNKNOWN_TASK)
     except SQLAlchemyError:
         log_event(logger, logging.ERROR, "outbox.quarantine_failed", exc_info=True, job=id)

@@ -71,11 +71,21 @@ class Unknown:
     """No job has this id."""
 
 
-Decision = Run | ReturnStored | FailAgain | Defer | GiveUpLost | Expire | Drop | Unknown
+@dataclass(frozen=True)
+class Mismatch:
+    """The job with this id is of another task."""
+
+
+Decision = Mismatch | Run | ReturnStored | FailAgain | Defer | GiveUpLost | Expire | Drop | Unknown
 
 
 def decide(
-    job: JobFacts | None, *, now: datetime, redelivered: bool, copied: bool = False
+    job: JobFacts | None,
+    *,
+    now: datetime,
+    redelivered: bool,
+    copied: bool = False,
+    same_task: bool = True,
 ) -> Decision:
     """What a worker does with a delivery.
 
@@ -83,10 +93,13 @@ def decide(
         job: the job's row, locked; ``None`` when there is none.
         now: the database's clock.
         redelivered: the broker says that it delivered this message before.
+        same_task: the message names the task that the job has.
         copied: a copy of the quarantined job went to the quarantine queue through the outbox.
     """
     if job is None:
         return Unknown()
+    if not same_task:
+        return Mismatch()
     if job.state is State.SUCCEEDED:
         return ReturnStored()
     if job.state is State.QUARANTINED:

@@ -26,10 +26,10 @@ class Wire:
     id: int
     exchange: str
     routing_key: str
-    body: bytes
+    body: bytes = field(repr=False)
     content_type: str
     content_encoding: str
-    headers: dict[str, Any]
+    headers: dict[str, Any] = field(repr=False)
     properties: dict[str, Any]
     #: The queue by its name, declared from the configuration; and queues only the call knew.
     queue: str | None = None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
@@ -20,15 +21,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from celery_outbox.core.classification import ClassifyHook, Verdict, classify, error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
+from celery_outbox.core.states import State
 from celery_outbox.exceptions import ResultMissing
-from celery_outbox.execute.child_id import ChildIds
 from celery_outbox.execute.payload import decode_result, encode_result
+from celery_outbox.log import log_event
 from celery_outbox.store import transitions
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
 if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
+
+
+logger = logging.getLogger("celery_outbox.execute")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Attempt:
             raise its error, in place of the body.
         entered: the body, or what stands for it, has begun.
         settled: the attempt's end is written, or cannot be.
+        ended: the state in which this attempt left its job.
         stale: the lease was lost, so that another attempt owns the job.
         unwritten: the database did not take the end; the message must come back.
         gave_up: the body asked Celery for a retry and was at its own limit.
@@ -70,12 +76,12 @@ class Attempt:
     outcome: Callable[[], Any] | None = None
     entered: bool = False
     settled: bool = False
+    ended: State | None = None
     stale: bool = False
     unwritten: bool = False
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
-    children: ChildIds = field(default_factory=ChildIds)
 
     @property
     def job_id(self) -> str:
@@ -87,9 +93,10 @@ class Attempt:
         """The number of this attempt, 1 for the first."""
         return self.job.attempt
 
-    def derive_id(self, task: str, body: bytes) -> str | None:
-        """A callback that is sent again for the same job gets the same id."""
-        return self.children.next_id(self.job.id, task, body) if self.settled else None
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the job's success is stored, by this attempt or an earlier one."""
+        return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body and settle; what this returns or raises is what Celery goes on with."""
@@ -110,16 +117,21 @@ class Attempt:
                 raise
             raise answer from signal
         except Exception as error:
-            answer = error if self.settled else self._failed(error)
+            answer = self._after_the_end(error) if self.settled else self._failed(error)
             if answer is error:
                 raise
             raise answer from error
+        except BaseException as error:
+            # sys.exit(), Ctrl-C, a killed greenlet: the attempt is over, whatever becomes of
+            # the process.
+            self._leave(error)
+            raise
 
     def resume_as(self, new: NewJob) -> None:
         """End the attempt because the body sent its own id again."""
         error = self.retry_error
         took = self._settle(
-            "resume",
+            State.RETRYING,
             lambda connection: transitions.resume_as(
                 connection,
                 self.guard.tables,
@@ -133,6 +145,8 @@ class Attempt:
                 body=new.body,
                 available_at=new.available_at,
                 expires_at=new.expires_at,
+                result_key=new.result_key,
+                max_attempts=new.max_attempts,
                 error_code=None if error is None else self._classify(error).error_code,
             ),
         )
@@ -149,10 +163,13 @@ class Attempt:
 
         return refuse
 
-    def fail_outside_body(self, error: BaseException) -> None:
-        """End the attempt after Celery failed the task before or around the body."""
-        verdict = Verdict(True, self._classify(error).error_code)
-        self._quarantine(verdict, Reason.PERMANENT, error)
+    def fail_outside_body(self, error: Exception) -> Exception:
+        """End the attempt after Celery failed the task before its body (``before_start``).
+
+        Returns:
+            What the delivery ends with: ``error``, or one of Celery's signals.
+        """
+        return self._failed(error)
 
     def _result_exists(self, default: bool = False) -> bool:
         key = self.job.result_key
@@ -168,7 +185,7 @@ class Attempt:
             if not self.task.request.ignore_result:
                 raise
         took = self._settle(
-            "succeed",
+            State.SUCCEEDED,
             lambda connection: transitions.succeed(
                 connection,
                 self.guard.tables,
@@ -198,9 +215,7 @@ class Attempt:
                 self._succeed(None)
                 return signal
             if isinstance(signal, Retry):
-                delay = signal.when if isinstance(signal.when, (int, float)) else 0.0
-                self._retry(Verdict(False, error_code(signal)), float(delay), signal.exc)
-                return self._lose() if self.stale else signal
+                return self._follow(Verdict(False, error_code(signal)), signal, _delay_of(signal))
             if isinstance(signal.reason, Exception):
                 # Task.retry() wraps what went wrong while it recorded the next attempt.
                 return self._failed(signal.reason)
@@ -220,7 +235,7 @@ class Attempt:
         except Reject as unwritten:
             return unwritten
 
-    def _follow(self, verdict: Verdict, error: Exception) -> Exception:
+    def _follow(self, verdict: Verdict, error: Exception, delay: float | None = None) -> Exception:
         step = after_failure(
             verdict,
             attempt=self.number,
@@ -229,8 +244,26 @@ class Attempt:
             random=random.random(),
         )
         if isinstance(step, RetryIn):
-            return self._retry(verdict, step.delay, error)
+            return self._retry(verdict, step.delay if delay is None else delay, error)
         return self._quarantine(verdict, step.reason, error)
+
+    def _after_the_end(self, error: Exception) -> Exception:
+        """What to raise for an error that came after the attempt's end was written."""
+        if self.unwritten:
+            return Reject(error_code(error), requeue=True)
+        if self.ended is State.RETRYING:
+            # The body failed after self.retry() had recorded the next attempt.
+            return Retry(exc=get_pickleable_exception(error))
+        return error
+
+    def _leave(self, error: BaseException) -> None:
+        if self.settled:
+            return
+        verdict = Verdict(False, error_code(error), reason=Reason.LOST_WORKER)
+        try:
+            self._follow(verdict, RuntimeError(error_code(error)))
+        except (Reject, Ignore):
+            log_event(logger, logging.WARNING, "outbox.left_running", job=self.job.id)
 
     def _classify(self, error: BaseException) -> Verdict:
         task = self.task
@@ -247,7 +280,7 @@ class Attempt:
 
     def _retry(self, verdict: Verdict, delay: float, error: Exception | None) -> Exception:
         took = self._settle(
-            "retry",
+            State.RETRYING,
             lambda connection: transitions.retry(
                 connection,
                 self.guard.tables,
@@ -263,12 +296,14 @@ class Attempt:
         if not took:
             return self._lose()
         # Celery marks the task as being retried and acknowledges the delivery.
+        if isinstance(error, Retry):
+            return error
         reason = None if error is None else get_pickleable_exception(error)
         return Retry(exc=reason, when=delay)
 
-    def _quarantine(self, verdict: Verdict, reason: Reason, error: BaseException) -> Exception:
+    def _quarantine(self, verdict: Verdict, reason: Reason, error: Exception) -> Exception:
         took = self._settle(
-            "quarantine",
+            State.QUARANTINED,
             lambda connection: transitions.quarantine(
                 connection,
                 self.guard.tables,
@@ -284,15 +319,27 @@ class Attempt:
         )
         if not took:
             return self._lose()
-        return error if isinstance(error, Exception) else RuntimeError(verdict.error_code)
+        return error
 
-    def _settle(self, what: str, write: Callable[[Connection], bool]) -> bool:
+    def _settle(self, end: State, write: Callable[[Connection], bool]) -> bool:
         self.settled = True
         try:
-            return self.guard.settle(what, write)
-        except (SQLAlchemyError, OSError) as error:
+            took = self._write_end(end, write)
+        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
             self.unwritten = True
             raise Reject(error_code(error), requeue=True) from error
+        self.ended = end if took else None
+        return took
+
+    def _write_end(self, end: State, write: Callable[[Connection], bool]) -> bool:
+        try:
+            return self.guard.settle(str(end), write)
+        except SoftTimeLimitExceeded:
+            # The signal came in the middle of the write, which may or may not be committed.
+            # Celery sends it once, and the lease token makes a second write harmless.
+            return self.guard.settle(str(end), write) or self.guard.has_ended(
+                self.job.id, self.lease.token, end
+            )
 
     def _lose(self) -> Ignore:
         """The lease was lost: another attempt owns the job, this one has no say."""
@@ -324,6 +371,14 @@ def raising(error: Exception) -> Callable[[], Any]:
         raise error
 
     return fail
+
+
+def _delay_of(signal: Retry) -> float | None:
+    """Seconds after which a Retry that was raised by hand wants to be back."""
+    if isinstance(signal.when, datetime):
+        when = signal.when if signal.when.tzinfo else signal.when.replace(tzinfo=timezone.utc)
+        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+    return None if signal.when is None else float(signal.when)
 
 
 def _classify_hook(task: Task) -> ClassifyHook | None:

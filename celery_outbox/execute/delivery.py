@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601
+
+from celery_outbox.store.schema import MAX_JOB_ID
 
 #: Marks a message that carries the job's id and type but not its arguments.
 VERSION_HEADER = "outbox_version"
@@ -18,12 +21,15 @@ class Delivery:
     """What a message says about its job.
 
     Attributes:
+        job_id: the job's id; where the message has none that can be stored, one made from it.
+        is_valid: the message's id can be a job id.
         is_claim_check: it came through the outbox; anything else is a plain Celery message.
         redelivered: the broker delivered this message before.
         queue: where it came from, as far as the routing tells.
     """
 
     job_id: str
+    is_valid: bool
     request: Mapping[str, Any]
     is_claim_check: bool
     redelivered: bool
@@ -33,8 +39,13 @@ class Delivery:
     def of(cls, job_id: str, request: Mapping[str, Any]) -> Delivery:
         """Read it from Celery's request."""
         info = request.get("delivery_info") or {}
+        usable = isinstance(job_id, str) and 0 < len(job_id) <= MAX_JOB_ID and "\x00" not in job_id
+        if not usable:
+            digest = hashlib.sha256(repr(job_id).encode("utf-8", "replace")).hexdigest()
+            job_id = f"invalid-{digest[:32]}"
         return cls(
             job_id=job_id,
+            is_valid=usable,
             # A copy: the request is filled with the job's own headers later.
             request=dict(request),
             is_claim_check=request.get(VERSION_HEADER) is not None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import random
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,33 +12,40 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, Task, signals, states
 from celery.app.task import Context
 from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
 from celery_outbox.context import running_job
-from celery_outbox.core.classification import Verdict
+from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
     Defer,
     Expire,
     FailAgain,
     GiveUpLost,
+    Mismatch,
     ReturnStored,
     Run,
     Unknown,
     decide,
 )
 from celery_outbox.core.reasons import Reason
-from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
+from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.core.states import State
-from celery_outbox.exceptions import InvalidResultKey, JobQuarantined, SchemaError, UnknownJob
+from celery_outbox.exceptions import (
+    InvalidJobId,
+    InvalidResultKey,
+    JobQuarantined,
+    LostRace,
+    SchemaError,
+    UnknownJob,
+)
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
 from celery_outbox.execute.delivery import Delivery
-from celery_outbox.execute.patience import LONGEST_PAUSE, patiently, pause
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.log import log_event
@@ -46,6 +53,7 @@ from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
+from celery_outbox.store.patience import LONGEST_PAUSE, patiently, pause
 
 logger = logging.getLogger("celery_outbox.execute")
 
@@ -81,7 +89,7 @@ class Guard:
         self.worker_id = worker_id
         self.result_store = result_store
         self.broker_dead_letters = broker_dead_letters
-        self._database = database
+        self.database = database
 
     def trace(
         self,
@@ -100,27 +108,56 @@ class Guard:
         delivery = Delivery.of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
+            started = self._start(task, delivery, call, request)
+        except SoftTimeLimitExceeded:
+            # Before the body: the delivery has not had its turn.
+            return self._put_back(delivery, "SoftTimeLimitExceeded")
+        except (SQLAlchemyError, SchemaError) as error:
+            return self._put_back(delivery, type(error).__name__)
+        except Exception as error:
+            # Whatever it is, the next delivery must not die of it as well, nor be lost.
+            log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
+            if delivery.redelivered:
+                return _without_body(Reject(error_code(error), requeue=False), states.REJECTED)
+            return self._put_back(delivery, type(error).__name__)
+        return self._run(tracer, started, request) if isinstance(started, Attempt) else started
+
+    def _start(
+        self, task: Task, delivery: Delivery, call: Call, request: dict[str, Any]
+    ) -> Attempt | trace_ok_t:
+        """Claim the job: what there is to run, or what to tell Celery instead."""
+        if not delivery.is_valid:
+            error = InvalidJobId(
+                job_id=delivery.job_id, task=task.name, problem="its id is unusable"
+            )
+            return self._alien(task, delivery, Reason.UNDECODABLE, error)
+        try:
             decision, job = self._patiently(
                 "claim", lambda connection: self._claim(connection, task, delivery, call)
             )
-            if job is None:
-                attempt = self._alien(task, delivery, Reason.UNKNOWN_JOB, UnknownJob(job_id=job_id))
-            elif isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
-                attempt = self._attempt(task, decision, job)
-            else:
-                if isinstance(decision, Expire):
-                    self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
-                return _without_body(Ignore(type(decision).__name__.lower()), states.IGNORED)
         except (EncodeError, InvalidResultKey) as error:
-            attempt = self._alien(task, delivery, Reason.UNDECODABLE, error)
-        except (SQLAlchemyError, SchemaError) as error:
+            return self._alien(task, delivery, Reason.UNDECODABLE, error)
+        if job is None:
+            unknown = UnknownJob(job_id=delivery.job_id)
+            return self._alien(task, delivery, Reason.UNKNOWN_JOB, unknown)
+        if isinstance(decision, Mismatch):
             log_event(
-                logger, logging.ERROR, "outbox.claim_failed", job=job_id, error=type(error).__name__
+                logger, logging.ERROR, "outbox.task_mismatch", job=job.id, message_task=task.name
             )
-            # The broker delivers it again at once; without a pause that is a hot loop.
-            pause(LONGEST_PAUSE)
-            return _without_body(Reject("the job cannot be claimed", requeue=True), states.REJECTED)
-        return self._run(tracer, attempt, request)
+            return _without_body(
+                Reject("its job is of another task", requeue=False), states.REJECTED
+            )
+        if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
+            return self._attempt(task, decision, job)
+        if isinstance(decision, Expire):
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
+        return _without_body(Ignore(type(decision).__name__.lower()), states.IGNORED)
+
+    def _put_back(self, delivery: Delivery, why: str) -> trace_ok_t:
+        log_event(logger, logging.ERROR, "outbox.claim_failed", job=delivery.job_id, error=why)
+        # The broker delivers it again at once; without a pause that is a hot loop.
+        pause(LONGEST_PAUSE)
+        return _without_body(Reject("the job cannot be claimed", requeue=True), states.REJECTED)
 
     def settle(self, what: str, write: Callable[[Connection], bool]) -> bool:
         """Write the end of an attempt; waits for a database that is away.
@@ -133,79 +170,17 @@ class Guard:
         """
         return bool(self._patiently(what, write, timeout=self.config.settle_timeout))
 
-    def settle_lost(self, task: Task, job_id: str, reason: Reason) -> Job | None:
-        """End an attempt of this worker whose process is gone; for the worker's main process.
-
-        Returns:
-            The job afterwards, whoever ended the attempt; ``None``: there is no such job.
-        """
-        verdict = Verdict(False, str(reason), reason=reason)
-
-        def write(connection: Connection) -> Job | None:
-            job = jobs.lock(connection, self.tables, job_id)
-            if job is None or job.state is not State.RUNNING or job.leased_by != self.worker_id():
-                return job
-            step = after_failure(
-                verdict,
-                attempt=job.attempt,
-                max_attempts=job.max_attempts,
-                policy=self.policy_of(task),
-                random=random.random(),
-            )
-            end: dict[str, Any] = {
-                "attempt": job.attempt,
-                "actor": job.leased_by,
-                "error_code": str(reason),
-            }
-            if isinstance(step, RetryIn):
-                transitions.retry(
-                    connection, self.tables, job_id, job.lease_token, delay=step.delay, **end
-                )
-            else:
-                copy = not self.broker_dead_letters(job.queue)
-                transitions.quarantine(
-                    connection,
-                    self.tables,
-                    job_id,
-                    job.lease_token,
-                    reason=step.reason,
-                    copy=copy,
-                    **end,
-                )
-            return jobs.get(connection, self.tables, job_id)
-
-        return self._database.write(write)
-
-    def quarantine_unknown_task(self, job_id: str, queue: str | None) -> bool:
-        """Quarantine a waiting job whose task the worker does not have.
-
-        Returns:
-            Whether it took effect.
-        """
-
-        def write(connection: Connection) -> bool:
-            job = jobs.lock(connection, self.tables, job_id)
-            if job is None:
-                return False
-            return transitions.quarantine_waiting(
-                connection,
-                self.tables,
-                job_id,
-                attempt=job.attempt,
-                actor=self.worker_id(),
-                reason=Reason.UNKNOWN_TASK,
-                error_code=str(Reason.UNKNOWN_TASK),
-                copy=not self.broker_dead_letters(job.queue or queue),
-            )
-
-        return bool(self._database.write(write))
+    def has_ended(self, job_id: str, token: int, end: State) -> bool:
+        """Whether the attempt with this lease token has left its job in the state ``end``."""
+        job = self.database.read(lambda connection: jobs.get(connection, self.tables, job_id))
+        return job is not None and job.lease_token == token and job.state is end
 
     def note_stale(self, job: Job, lease: Lease) -> None:
         """Say in the journal that an attempt ended after it had lost its lease."""
         log_event(logger, logging.WARNING, "outbox.lease_lost", job=job.id, attempt=job.attempt)
         line = journal.line(job.id, "stale", attempt=job.attempt, actor=lease.by)
         try:
-            self._database.write(lambda connection: journal.write(connection, self.tables, [line]))
+            self.database.write(lambda connection: journal.write(connection, self.tables, [line]))
         except SQLAlchemyError:
             log_event(logger, logging.ERROR, "outbox.journal_failed", exc_info=True, job=job.id)
 
@@ -219,7 +194,7 @@ class Guard:
         self, what: str, write: Callable[[Connection], Any], timeout: float | None = None
     ) -> Any:
         return patiently(
-            lambda: self._database.write(write),
+            lambda: self.database.write(write),
             timeout=self.config.database_timeout if timeout is None else timeout,
             what=what,
         )
@@ -235,6 +210,7 @@ class Guard:
             return Unknown(), None
         decision = decide(
             job.facts,
+            same_task=job.task == task.name,
             now=job.now,
             redelivered=delivery.redelivered,
             copied=job.finished_at is not None
@@ -242,7 +218,11 @@ class Guard:
         )
         actor = self.worker_id()
         if isinstance(decision, Run):
-            transitions.claim(connection, self.tables, job, actor=actor, lease=self.config.lease)
+            if not transitions.claim(
+                connection, self.tables, job, actor=actor, lease=self.config.lease
+            ):
+                # Only where the lock does not hold (an engine in autocommit): look again.
+                raise LostRace(job_id=job.id)
         elif isinstance(decision, GiveUpLost):
             transitions.add_delivery(connection, self.tables, job.id)
             transitions.quarantine(
@@ -261,7 +241,8 @@ class Guard:
         elif isinstance(decision, Expire):
             transitions.expire(connection, self.tables, job.id, attempt=job.attempt, actor=actor)
         else:
-            transitions.count_delivery(connection, self.tables, job, event="duplicate", actor=actor)
+            event = "mismatch" if isinstance(decision, Mismatch) else "duplicate"
+            transitions.count_delivery(connection, self.tables, job, event=event, actor=actor)
         return decision, jobs.get(connection, self.tables, job.id)
 
     def _attempt(self, task: Task, decision: Decision, job: Job) -> Attempt:
@@ -293,11 +274,22 @@ class Guard:
             traced = tracer(attempt.job_id, call.args, call.kwargs, request)
         finally:
             running_job.reset(token)
-        if not attempt.settled and traced.info is not None:
+        if traced.info is None:
+            return traced
+        if not attempt.settled:
             # before_start or a signal receiver failed, so the body was never reached.
-            attempt.fail_outside_body(traced.info.retval)
+            error = traced.info.retval
+            ends_with = attempt.fail_outside_body(error)
+            return traced if ends_with is error else _signal(ends_with)
         if attempt.keep_from_broker:
-            return _without_body(Ignore("its copy went through the outbox"), states.IGNORED)
+            return _signal(Ignore("its copy went through the outbox"))
+        if attempt.has_succeeded and traced.info.state == states.FAILURE:
+            # A callback could not be sent. The next delivery finds the result and sends it;
+            # what fails then fails for good, and the message shows it in the quarantine queue.
+            log_event(logger, logging.ERROR, "outbox.callback_failed", job=attempt.job_id)
+            if not (request.get("delivery_info") or {}).get("redelivered"):
+                pause(LONGEST_PAUSE)
+                return _signal(Reject("a callback could not be sent", requeue=True))
         return traced
 
     def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:
@@ -314,6 +306,7 @@ class Guard:
             if name not in ("id", "task", "eta"):
                 request[name] = value
         request.update(call.embed)
+        _fix_callback_ids(job.id, request.get("callbacks"), request.get("errbacks"))
         # Celery counts retries, this package counts attempts.
         request["retries"] = max(attempt.number - 1, 0)
         request["args"], request["kwargs"] = call.args, call.kwargs
@@ -353,9 +346,37 @@ def _no_lease(job: Job) -> Lease:
     return Lease("", job.now, job.lease_token)
 
 
-def _without_body(signal: Ignore | Reject, state: str) -> trace_ok_t:
+def _fix_callback_ids(job_id: str, *callbacks: Any) -> None:
+    """Give callbacks their ids before Celery does, the same ids for each delivery.
+
+    A callback that is sent a second time, because a worker died between settle and ack, is
+    absorbed by the primary key.
+    """
+    numbered = (
+        (kind, number, each)
+        for kind, found in enumerate(callbacks)
+        for number, each in enumerate(found or ())
+    )
+    for kind, number, callback in numbered:
+        # Chains, groups and chords give ids to their own parts.
+        if isinstance(callback, dict) and not callback.get("subtask_type"):
+            options = callback.setdefault("options", {})
+            name = f"{job_id}|{'link' if kind == 0 else 'link_error'}|{number}"
+            options.setdefault("task_id", str(uuid.uuid5(_CALLBACKS, name)))
+
+
+#: Namespace of callback ids (RFC 9562 section 6.5: any fixed UUID serves).
+_CALLBACKS = uuid.UUID("b7d9b2ae-6c2f-5f3e-9c0e-0f5e4e8f2a11")
+
+
+def _signal(signal: Exception) -> trace_ok_t:
+    state = states.RETRY if isinstance(signal, Retry) else states.IGNORED
+    return _without_body(signal, states.REJECTED if isinstance(signal, Reject) else state)
+
+
+def _without_body(signal: Exception, state: str) -> trace_ok_t:
     """What a tracer returns for a task that ended by one of Celery's signals."""
     try:
         raise signal
-    except (Ignore, Reject):
+    except (Ignore, Reject, Retry):
         return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(state, signal), 0.0, None)

@@ -6,7 +6,14 @@ import logging
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import Retry, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    Reject,
+    Retry,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
@@ -14,6 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
+from celery_outbox.exceptions import SchemaError
+from celery_outbox.execute.outside import end_lost, end_revoked, end_waiting
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
@@ -46,27 +55,44 @@ class OutboxRequest(Request):
     ) -> Any:
         """Settle an attempt whose child process died; the rest is Celery's."""
         error = getattr(exc_info.exception, "exc", None) or exc_info.exception
-        # Billiard 4.3 reports a child's exit as SystemExit before it is gone.
-        lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
         withdrawn = self._already_revoked or getattr(self, "_already_cancelled", False)
-        if return_ok or withdrawn or not (lost or isinstance(error, TimeLimitExceeded)):
+        if return_ok or withdrawn or isinstance(error, (Terminated, Ignore, Reject, Retry)):
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        self._end(exc_info, Reason.LOST_WORKER if lost else Reason.TIME_LIMIT)
+        # Billiard 4.3 reports a child's exit as SystemExit before it is gone.
+        if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            self._end(exc_info, Reason.LOST_WORKER)
+        elif isinstance(error, TimeLimitExceeded):
+            self._end(exc_info, Reason.TIME_LIMIT)
+        else:
+            # Raised around the guard: the message could not be read.
+            self._end(exc_info, Reason.UNDECODABLE)
         return None
+
+    def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
+        """Cancel the job, too, when Celery drops its message because somebody revoked it."""
+        super()._announce_revoked(reason, *args, **kwargs)
+        try:
+            end_revoked(self.task.outbox.guard, self.id)
+        except (SQLAlchemyError, SchemaError):
+            log_event(logger, logging.ERROR, "outbox.cancel_failed", exc_info=True, job=self.id)
 
     def _end(self, exc_info: ExceptionInfo, reason: Reason) -> None:
         worker_state.task_ready(self)
+        guard = self.task.outbox.guard
         try:
-            job = self.task.outbox.guard.settle_lost(self.task, self.id, reason)
-        except SQLAlchemyError:
-            # The lease ends by itself, and maintenance takes the job back.
-            log_event(
-                logger, logging.ERROR, "outbox.settle_lost_failed", exc_info=True, job=self.id
-            )
-            job = None
-        if job is not None and job.state is State.QUARANTINED:
+            if reason is Reason.UNDECODABLE:
+                queue = self.delivery_info.get("routing_key")
+                job = end_waiting(guard, self.id, queue, reason)
+            else:
+                job = end_lost(guard, self.task, self.id, reason)
+        except (SQLAlchemyError, SchemaError):
+            # Not acknowledged: the attempt may not even have been claimed.
+            log_event(logger, logging.ERROR, "outbox.end_failed", exc_info=True, job=self.id)
+            self.reject(requeue=True)
+            return
+        if job is None or job.state is State.QUARANTINED:
             self._fail(job, exc_info)
-        elif job is not None and job.state is State.SUCCEEDED:
+        elif job.state is State.SUCCEEDED:
             # The child died between settle and ack: callbacks may be missing, and another
             # delivery sends them again. Only once: what died there may die there again.
             if self.delivery_info.get("redelivered"):
@@ -77,16 +103,16 @@ class OutboxRequest(Request):
             self.acknowledge()
             self._report_retry(exc_info)
 
-    def _fail(self, job: Job, exc_info: ExceptionInfo) -> None:
+    def _fail(self, job: Job | None, exc_info: ExceptionInfo) -> None:
         if self.acknowledged:
             return
         # Rejected first: Celery 5.7 acknowledges time limits.
         self.reject(requeue=False)
         try:
-            call = decode_call(self.app, job)
+            call = None if job is None else decode_call(self.app, job)
         except Undecodable:
-            log_event(logger, logging.WARNING, "outbox.undecodable", job=job.id)
-        else:
+            call = None
+        if call is not None:
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs

@@ -20,15 +20,18 @@ from celery_outbox.exceptions import (
     ConfigurationError,
     InvalidDelay,
     InvalidJobId,
+    InvalidTaskName,
+    JobIdTaken,
     NoTransaction,
     PayloadTooLarge,
 )
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.payload import explain
+from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
 from celery_outbox.store.recording import NewJob, record
-from celery_outbox.store.schema import MAX_JOB_ID
+from celery_outbox.store.schema import MAX_JOB_ID, MAX_TASK_NAME
 
 #: What stands for arguments wherever Celery would show them (logs, events, Flower).
 REDACTED = "(...)"
@@ -87,12 +90,18 @@ class Recorder:
         """
         if task_id is not None:
             check_job_id(task_id, task.name)
+        if len(task.name) > MAX_TASK_NAME:
+            raise InvalidTaskName(task=task.name[:60] + "...", limit=MAX_TASK_NAME)
         ignore_result = options.pop("ignore_result", task.ignore_result)
         # The delay belongs to the database. Celery does not get to see it: it would reroute
         # the message of a quorum queue through its exchanges for delayed delivery.
         available_at = due(
             task.name, options.pop("countdown", None), options.pop("eta", None), self._app
         )
+        # Checked before Celery reads it, which would raise an error of its parser.
+        expires = options.get("expires")
+        if isinstance(expires, (str, datetime)):
+            due(task.name, None, expires, self._app, option="expires")
         producer = RecordingProducer()
         options.setdefault("argsrepr", REDACTED)
         options.setdefault("kwargsrepr", REDACTED)
@@ -122,12 +131,11 @@ class Recorder:
         if len(body) > self._max_payload_size:
             raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
         running = running_job.get()
-        if running is not None and task_id is None:
-            derived = running.derive_id(envelope.headers["task"], body)
-            if derived is not None:
-                _rename(envelope.headers, envelope.properties, derived)
-                result.id = derived
         job_id = envelope.headers["id"]
+        try:
+            envelope.to_json()
+        except (TypeError, ValueError) as error:
+            raise explain(task.name, "json", None, None) from error
         new = NewJob(
             id=job_id,
             task=envelope.headers["task"],
@@ -155,9 +163,14 @@ class Recorder:
             raise NoTransaction(task=task)
         self._database.write(lambda connection: self._insert(connection, new))
 
-    def _insert(self, connection: Connection, new: NewJob) -> bool:
+    def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)
-        return record(connection, self._database.tables, new, actor=self._actor)
+        tables = self._database.tables
+        if record(connection, tables, new, actor=self._actor):
+            return
+        first = jobs.get(connection, tables, new.id)
+        if first is not None and first.task != new.task:
+            raise JobIdTaken(job_id=new.id, task=new.task, owner=first.task)
 
 
 def check_job_id(job_id: Any, task: str) -> None:
@@ -182,17 +195,18 @@ def check_job_id(job_id: Any, task: str) -> None:
     raise InvalidJobId(job_id=job_id, task=task, problem=problem)
 
 
-def due(task: str, countdown: Any, eta: Any, app: Celery) -> datetime | None:
+def due(task: str, countdown: Any, eta: Any, app: Celery, option: str = "eta") -> datetime | None:
     """When a call is due, in UTC; ``None``: now.
 
     Arguments:
         countdown: seconds from now; wins over ``eta``, as in Celery.
         eta: a datetime or ISO 8601 text; without a time zone it is in the app's.
+        option: what ``eta`` is called in the error.
 
     Raises:
         InvalidDelay: it is not a time.
     """
-    option, value = ("countdown", countdown) if countdown else ("eta", eta)
+    option, value = ("countdown", countdown) if countdown else (option, eta)
     if not value:
         return None
     try:
@@ -201,13 +215,6 @@ def due(task: str, countdown: Any, eta: Any, app: Celery) -> datetime | None:
         return _moment(value, app)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidDelay(task=task, option=option, value=value, problem=str(error)) from error
-
-
-def _rename(headers: dict[str, Any], properties: dict[str, Any], job_id: str) -> None:
-    if headers.get("root_id") == headers["id"]:
-        headers["root_id"] = job_id
-    headers["id"] = job_id
-    properties["correlation_id"] = job_id
 
 
 def _moment(value: datetime | str | None, app: Celery) -> datetime | None:

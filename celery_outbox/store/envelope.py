@@ -27,8 +27,8 @@ class Envelope:
     exchange: str
     routing_key: str
     queue: str | None
-    headers: dict[str, Any]
-    properties: dict[str, Any]
+    headers: dict[str, Any] = field(repr=False)
+    properties: dict[str, Any] = field(repr=False)
     content_type: str | None = None
     content_encoding: str | None = None
     declare: list[dict[str, Any]] = field(default_factory=list)

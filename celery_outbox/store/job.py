@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,8 +24,8 @@ class Job:
     task: str
     queue: str | None
     state: State
-    envelope_json: str
-    body: bytes | None
+    envelope_json: str = field(repr=False)
+    body: bytes | None = field(repr=False)
     relay: bool
     attempt: int
     max_attempts: int
@@ -40,12 +40,12 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     result_key: str | None
-    result: bytes | None
+    result: bytes | None = field(repr=False)
     result_type: str | None
     reason: str | None
     source: str | None
     error_code: str | None
-    error_detail: str | None
+    error_detail: str | None = field(repr=False)
     now: datetime
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -30,9 +30,9 @@ class Message:
     task: str
     queue: str | None
     state: State
-    envelope_json: str
+    envelope_json: str = field(repr=False)
     #: The stored body, for a task of another service; a task of ours travels without it.
-    body: bytes | None
+    body: bytes | None = field(repr=False)
     relay: bool
     attempt: int
     leased_until: datetime | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ class NewJob:
     task: str
     queue: str | None
     envelope: Envelope
-    body: bytes | None
+    body: bytes | None = field(repr=False)
     max_attempts: int
     attempt: int = 0
     relay: bool = False

@@ -28,6 +28,9 @@ SCHEMA_VERSION = 1
 #: Longest job id, in characters: Celery's own result tables hold as many.
 MAX_JOB_ID = 255
 
+#: Longest task name, in characters.
+MAX_TASK_NAME = 255
+
 # SQLite numbers rows by itself only in a column declared INTEGER.
 _Serial = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -87,7 +90,7 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         f"{prefix}job",
         meta,
         Column("id", String(MAX_JOB_ID), primary_key=True),
-        Column("task", String(255), nullable=False),
+        Column("task", String(MAX_TASK_NAME), nullable=False),
         Column("queue", String(255)),
         Column("state", String(16), nullable=False),
         # The complete Celery message: routing, properties and headers as JSON, the body as the

@@ -152,6 +152,8 @@ def resume_as(
     body: bytes | None,
     available_at: datetime | None,
     expires_at: datetime | None,
+    result_key: str | None,
+    max_attempts: int,
     error_code: str | None,
 ) -> bool:
     """End the attempt because the body itself asked to go on later (``self.retry``).
@@ -159,8 +161,7 @@ def resume_as(
     The message that the body sent replaces the stored one. One more attempt is permitted at
     least: whoever asks for it by hand has a limit of his own.
     """
-    column = tables.job.c
-    took = _next_attempt(
+    return _next_attempt(
         connection,
         tables,
         Transition.RETRY,
@@ -175,14 +176,9 @@ def resume_as(
         envelope=envelope.to_json(),
         body=body,
         expires_at=expires_at,
+        result_key=result_key,
+        max_attempts=max(max_attempts, attempt + 1),
     )
-    if took:
-        connection.execute(
-            update(tables.job)
-            .where(column.id == job_id, column.max_attempts <= attempt)
-            .values(max_attempts=attempt + 1)
-        )
-    return took
 
 
 def quarantine(

@@ -91,7 +91,7 @@ class Life:
         if isinstance(step, Postpone):
             self.database.do(messages.release, [message.id], claim, due_at=step.until)
         else:
-            self.database.do(messages.drop, [message.id])
+            self.database.do(messages.drop, [message.id], claim)
         return False
 
     def a_dispatcher_marks(self, pick: int) -> None:
@@ -165,7 +165,7 @@ class Life:
         job = self.outbox.tables.job
         mine = (job.c.id == self.job_id) & (job.c.state == "running")
         self.database.execute(update(job).where(mine).values(leased_until=db_after(-1)))
-        if pick % 2:
+        if pick == 3:
             self.maintenance_runs(pick)
 
     def time_passes(self, pick: int) -> None:
@@ -199,10 +199,9 @@ class Life:
         assert job.attempt <= job.max_attempts == MAX_ATTEMPTS
         assert job.lease_token >= self.token
         self.token = job.lease_token
-        pending = [row.kind for row in self.database.messages(self.job_id)]
+        pending = [row for row in self.database.messages(self.job_id) if row.kind == "task"]
         if job.state in (State.QUEUED, State.RETRYING):
-            assert "task" in pending or self.broker, "nothing will make the job run"
-        assert pending.count("task") <= 1
+            assert pending or self.broker, "nothing will make the job run"
         lines = self.database.do(journal.read, self.job_id)
         states = [State(line.state) for line in lines if line.state and line.event != "published"]
         steps = [(a, b) for a, b in itertools.pairwise(states) if a is not b]
@@ -257,25 +256,31 @@ def play(url: str, examples: int) -> None:
             )
         task = add_task(outbox.app)
 
-        @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            # Each step is a transaction or two: to shrink a history would take minutes.
+            phases=[Phase.reuse, Phase.generate],
+        )
         @given(HISTORIES)
         def happen(history: list[tuple[Callable[[Life, int], None], int]]) -> None:
+            Database(outbox.engine, outbox.tables).empty()
             life = Life(outbox, task)
             for step, pick in history:
                 note(step.__name__)
                 step(life, pick)
                 life.check()
             life.end()
-            life.database.empty()
 
         happen()
 
 
 def test_no_order_of_events_gives_two_successes_or_loses_a_job_on_sqlite(sqlite_installed_url):
-    play(sqlite_installed_url, examples=100)
+    play(sqlite_installed_url, examples=60)
 
 
 def test_no_order_of_events_gives_two_successes_or_loses_a_job_on_postgresql(
     postgresql_installed_url,
 ):
-    play(postgresql_installed_url, examples=20)
+    play(postgresql_installed_url, examples=15)

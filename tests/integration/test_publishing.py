@@ -90,16 +90,16 @@ def test_the_id_of_a_row_is_never_that_of_another_row_later(database: Database):
     # A dispatcher that is late may still drop the row which it once claimed.
     database.put(State.QUEUED)
     [first] = claim(database)
-    database.do(messages.drop, [first.id])
+    database.do(messages.drop, [first.id], "claim-1")
     kept = database.put(State.QUEUED)
-    database.do(messages.drop, [first.id])
+    database.do(messages.drop, [first.id], "claim-1")
     assert [row.job_id for row in database.messages()] == [kept.id]
 
 
 def test_a_refused_message_quarantines_its_job_with_a_copy(database: Database):
     job = database.put(State.QUEUED)
     [message] = claim(database)
-    assert database.do(publishing.refuse, message, Reason.TOO_LARGE, actor="d")
+    assert database.do(publishing.refuse, message, Reason.TOO_LARGE, "claim-1", actor="d")
     assert (database.job(job.id).state, database.job(job.id).reason) == (
         State.QUARANTINED,
         "too_large",
@@ -111,7 +111,7 @@ def test_a_refused_duplicate_does_not_touch_a_job_that_runs(database: Database):
     job = database.put(State.QUEUED)
     [message] = claim(database)
     database.do(transitions.claim, database.job(job.id), actor="worker", lease=60)
-    assert not database.do(publishing.refuse, message, Reason.UNROUTABLE, actor="d")
+    assert not database.do(publishing.refuse, message, Reason.UNROUTABLE, "claim-1", actor="d")
     assert database.job(job.id).state is State.RUNNING
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +38,7 @@ SELECT id, recorded_at, 'recorded' FROM outbox_job
 
 @pytest.fixture(scope="module")
 def database(postgresql_server: Postgresql) -> Iterator[Database]:
-    name = "outbox_test_query_plans"
-    postgresql_server.drop_database(name)
+    name = f"outbox_test_{os.getpid()}_query_plans"
     with open_database(postgresql_server.create_database(name)) as database:
         envelope = new_envelope().to_json()
         for statement in FILL.split(";\n"):

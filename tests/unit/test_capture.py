@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import celery
 import pytest
@@ -103,29 +102,6 @@ def test_a_queue_that_only_the_call_knows_is_described_for_the_dispatcher(app):
     assert described["queue_arguments"] == {"x-max-length": 10}
     assert (described["max_priority"], described["auto_delete"]) == (9, True)
     envelope.to_json()
-
-
-def test_a_delay_leaves_the_route_alone_although_queues_are_quorum_queues(app, caplog):
-    # With a real broker Celery sends it through the exchanges of native delayed delivery; here
-    # the delay is the database's, and a second one would follow the first.
-    exchange = Exchange("shop", type="topic")
-    arguments = {"x-queue-type": "quorum"}
-    app.conf.task_queues = [Queue("celery", exchange, "shop.#", queue_arguments=arguments)]
-    app.conf.task_default_exchange_type = "topic"
-    with caplog.at_level(logging.WARNING):
-        plain, _ = capture(app, queue="celery")
-        delayed, _ = capture(app, queue="celery", countdown=60)
-    assert (delayed.exchange, delayed.routing_key) == (plain.exchange, plain.routing_key)
-    assert caplog.messages == []
-
-
-def test_a_delay_to_a_quorum_queue_of_a_direct_exchange_warns_of_nothing(app, caplog):
-    exchange = Exchange("shop", type="direct")
-    arguments = {"x-queue-type": "quorum"}
-    app.conf.task_queues = [Queue("shop", exchange, "shop", queue_arguments=arguments)]
-    with caplog.at_level(logging.WARNING):
-        capture(app, queue="shop", countdown=60)
-    assert caplog.messages == []
 
 
 def test_the_task_sent_event_is_not_taken_for_the_message(app):

@@ -16,7 +16,7 @@ from celery_outbox.store.engine import is_transient
 
 Result = TypeVar("Result")
 
-logger = logging.getLogger("celery_outbox.execute")
+logger = logging.getLogger("celery_outbox.store")
 
 #: Seconds before the second try, and the ceiling to which the pause doubles.
 FIRST_PAUSE = 0.1

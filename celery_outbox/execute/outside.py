@@ -1,0 +1,131 @@
+"""Ends attempts from outside: what the worker's main process writes for a pool process that
+cannot, and for messages that never reach one."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from celery import Task
+from sqlalchemy import Connection
+
+from celery_outbox.core.classification import Verdict
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.retry import RetryIn, after_failure
+from celery_outbox.core.states import WAITING_STATES, State
+from celery_outbox.store import job as jobs
+from celery_outbox.store import transitions
+from celery_outbox.store.job import Job
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+
+
+def end_lost(guard: Guard, task: Task, job_id: str, reason: Reason) -> Job | None:
+    """End an attempt of this worker whose process is gone.
+
+    A process that died before it had claimed the job counts as an attempt too: a task that
+    kills its process that early must come to an end like any other.
+
+    Returns:
+        The job afterwards, whoever ended the attempt; ``None``: there is no such job.
+    """
+
+    def write(connection: Connection) -> Job | None:
+        job = jobs.lock(connection, guard.tables, job_id)
+        if job is not None and job.state in WAITING_STATES and job.task == task.name:
+            transitions.claim(
+                connection, guard.tables, job, actor=guard.worker_id(), lease=guard.config.lease
+            )
+            job = jobs.get(connection, guard.tables, job_id)
+        if job is not None and job.leased_by == guard.worker_id():
+            _follow(connection, guard, task, job, reason)
+            job = jobs.get(connection, guard.tables, job_id)
+        return job
+
+    return guard.database.write(write)
+
+
+def end_waiting(guard: Guard, job_id: str, queue: str | None, reason: Reason) -> Job | None:
+    """Quarantine a waiting job whose message no worker can run.
+
+    Arguments:
+        queue: where the message came from, as far as its routing tells.
+
+    Returns:
+        The job afterwards; ``None``: there is no such job.
+    """
+
+    def write(connection: Connection) -> Job | None:
+        job = jobs.lock(connection, guard.tables, job_id)
+        if job is None:
+            return None
+        transitions.quarantine_waiting(
+            connection,
+            guard.tables,
+            job_id,
+            attempt=job.attempt,
+            actor=guard.worker_id(),
+            reason=reason,
+            error_code=str(reason),
+            copy=not guard.broker_dead_letters(job.queue or queue),
+        )
+        return jobs.get(connection, guard.tables, job_id)
+
+    return guard.database.write(write)
+
+
+def end_revoked(guard: Guard, job_id: str) -> None:
+    """Cancel a job that was revoked through Celery: before it ran, or with its process."""
+
+    def write(connection: Connection) -> None:
+        job = jobs.lock(connection, guard.tables, job_id)
+        if job is None:
+            return
+        if job.state is State.RUNNING and job.leased_by == guard.worker_id():
+            transitions.retry(
+                connection,
+                guard.tables,
+                job_id,
+                job.lease_token,
+                attempt=job.attempt,
+                actor=guard.worker_id(),
+                error_code="revoked",
+            )
+        transitions.cancel(connection, guard.tables, job, actor=guard.worker_id())
+
+    guard.database.write(write)
+
+
+def _follow(connection: Connection, guard: Guard, task: Task, job: Job, reason: Reason) -> None:
+    step = after_failure(
+        Verdict(False, str(reason), reason=reason),
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        policy=guard.policy_of(task),
+        random=random.random(),
+    )
+    actor = guard.worker_id()
+    if isinstance(step, RetryIn):
+        transitions.retry(
+            connection,
+            guard.tables,
+            job.id,
+            job.lease_token,
+            attempt=job.attempt,
+            actor=actor,
+            error_code=str(reason),
+            delay=step.delay,
+        )
+    else:
+        transitions.quarantine(
+            connection,
+            guard.tables,
+            job.id,
+            job.lease_token,
+            attempt=job.attempt,
+            actor=actor,
+            reason=step.reason,
+            error_code=str(reason),
+            copy=not guard.broker_dead_letters(job.queue),
+        )
