@@ -32,7 +32,7 @@ from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
-from celery_outbox.store.engine import open_engine
+from celery_outbox.store.engine import open_engine, transactional
 from celery_outbox.store.schema import Tables, build_tables
 
 _ATTRIBUTE = "_celery_outbox"
@@ -82,6 +82,11 @@ class Outbox:
         with _making:
             found = getattr(app, _ATTRIBUTE, None)
             return found if isinstance(found, cls) else cls(app)
+
+    @staticmethod
+    def exists(app: Celery) -> bool:
+        """Whether ``app`` has an outbox already."""
+        return isinstance(getattr(app, _ATTRIBUTE, None), Outbox)
 
     # -- what the parts share ----------------------------------------------------------
 
@@ -194,6 +199,7 @@ class Outbox:
             self.database,
             require_transaction=self.config.require_transaction,
             max_payload_size=self.config.max_payload_size,
+            database_timeout=self.config.database_timeout,
         )
 
     # -- the database ------------------------------------------------------------------
@@ -236,6 +242,10 @@ class Outbox:
         return Maintenance(
             self.database,
             policy_of=self._policy_of,
+            queue_depth=lambda queue: queues.depth(
+                self.app, queue, timeout=self.config.publish_timeout
+            ),
+            republish_after=self.config.republish_after,
         )
 
     @cached_property
@@ -273,9 +283,10 @@ class Outbox:
 
     def beat_schedule(self) -> dict[str, dict[str, Any]]:
         """Entries for ``app.conf.beat_schedule`` that dispatch and maintain without a daemon."""
-        from celery_outbox.hooks import beat_schedule
+        from celery_outbox import hooks
 
-        return beat_schedule(self._config_so_far())
+        hooks.register_tasks(self.app)
+        return hooks.beat_schedule(self._config_so_far())
 
     def _config_so_far(self) -> Config:
         """The settings as they are now, for what is called while the app is configured."""
@@ -287,7 +298,7 @@ class Outbox:
 
     def _make_engine(self) -> Engine:
         if self._engine is not None:
-            return self._engine
+            return transactional(self._engine)
         if self.config.database_url is not None:
             return open_engine(self.config.database_url)
         bind = getattr(self._session, "get_bind", None)

@@ -41,6 +41,8 @@ class Config:
             dispatcher.
         backoff_max: ceiling of the dispatcher's pause in an outage, in seconds.
         maintenance_interval: seconds between two maintenance runs of the dispatcher.
+        republish_after: seconds after which a job whose message was published and never
+            claimed is published again, unless its queue still holds as many messages.
         database_timeout: seconds for which a worker waits for an unreachable database before
             it gives the message back to the broker.
         settle_timeout: seconds for which a worker keeps a finished result while the database
@@ -74,6 +76,7 @@ class Config:
     poll_interval: float = 1.0
     backoff_max: float = 30.0
     maintenance_interval: float = 10.0
+    republish_after: float = 600.0
     database_timeout: float = 60.0
     settle_timeout: float = 3600.0
     notify: bool = True
@@ -111,6 +114,8 @@ class Config:
             or len(self.table_prefix) > _MAX_PREFIX
         ):
             raise _unusable("table_prefix", f"{self.table_prefix!r} is not a table name")
+        if self.schema is not None and not 0 < len(self.schema) <= _MAX_SCHEMA:
+            raise _unusable("schema", f"it must have 1 to {_MAX_SCHEMA} characters")
         try:
             self.retry_policy  # noqa: B018 - built for its checks
         except ValueError as error:
@@ -168,6 +173,7 @@ _POSITIVE = (
     "poll_interval",
     "backoff_max",
     "maintenance_interval",
+    "republish_after",
     "database_timeout",
     "settle_timeout",
 )
@@ -177,6 +183,9 @@ _NOT_NEGATIVE = ("retry_delay", "retry_factor", "retry_max_delay", "retry_jitter
 
 #: PostgreSQL cuts names after 63 characters; the longest of ours adds 20 to the prefix.
 _MAX_PREFIX = 40
+
+#: PostgreSQL cuts names after 63 characters.
+_MAX_SCHEMA = 63
 
 _CHOICES = {
     "dead_letter": ("auto", "broker", "outbox"),

@@ -73,8 +73,8 @@ class InvalidDelay(RecordError):
     for countdown, and a datetime or ISO 8601 text for eta."""
 
 
-class InvalidTaskName(RecordError):
-    """Task {task} cannot be recorded: its name has more than {limit} characters."""
+class NameTooLong(RecordError):
+    """Task {task} cannot be recorded: its {what} has more than {limit} characters."""
 
 
 class JobIdTaken(RecordError):
@@ -121,6 +121,10 @@ class InvalidStoreKey(ResultStoreError):
 
 class ResultMissing(ResultStoreError):
     """Task {task} returned, but its result {key!r} is not in the result store."""
+
+
+class NotAvailable(OutboxError):
+    """This version of celery-outbox does not have {what}. {remedy}"""
 
 
 class NotInJob(OutboxError):

@@ -16,7 +16,6 @@ from celery_outbox.app import Outbox
 from celery_outbox.config import Config
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.outside import end_waiting
-from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
 from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox")
@@ -67,14 +66,18 @@ class InternalTask(celery.Task):
 
 @connect_on_app_finalize  # type: ignore[untyped-decorator]
 def _set_up(app: Celery) -> None:
-    """Register tasks and worker steps with an app that uses the outbox."""
-    if not hasattr(app.Task, "outbox"):
+    """Register the tasks for beat with an app that uses the outbox throughout."""
+    if hasattr(app.Task, "outbox"):
+        register_tasks(app)
+
+
+def register_tasks(app: Celery) -> None:
+    """Register the tasks for beat; safe to repeat."""
+    if DISPATCH_TASK in app._tasks:
         return
     options = {"base": InternalTask, "bind": True, "shared": False, "lazy": False}
     app.task(_dispatch, name=DISPATCH_TASK, **options)
     app.task(_maintain, name=MAINTAIN_TASK, **options)
-    app.steps["worker"].add(Heartbeat)
-    app.steps["consumer"].add(DeclareQuarantine)
 
 
 def _dispatch(self: Any) -> int:
@@ -96,7 +99,7 @@ def _maintain(self: Any) -> None:
 def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) -> None:
     """Quarantine a job whose task this worker does not have; Celery has rejected its message."""
     app: Celery = sender.app
-    if not hasattr(app.Task, "outbox"):
+    if not Outbox.exists(app):
         return
     queue = (message.delivery_info or {}).get("routing_key")
     try:

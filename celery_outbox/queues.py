@@ -7,6 +7,7 @@ from typing import Any
 import celery
 from celery import Celery
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_outbox.config import Config
 
@@ -73,6 +74,29 @@ def broker_dead_letters(app: Celery, config: Config, queue: str | None) -> bool:
         return False
     arguments = app.amqp.queues[queue].queue_arguments or {}
     return bool(arguments.get("x-dead-letter-exchange") == config.quarantine_queue)
+
+
+def depth(app: Celery, queue: str, timeout: float) -> int | None:
+    """How many messages a queue of the broker holds, delivered ones not counted.
+
+    Arguments:
+        timeout: seconds to wait for the broker.
+
+    Returns:
+        ``None`` when the broker cannot be asked; 0 when there is no such queue.
+    """
+    connection = app.connection_for_read(connect_timeout=timeout, heartbeat=0)
+    try:
+        connection.ensure_connection(max_retries=1, timeout=timeout)
+        channel = connection.channel()
+        try:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except connection.channel_errors:
+            return 0
+    except (OperationalError, OSError, *connection.connection_errors):
+        return None
+    finally:
+        connection.collect()
 
 
 def _use_quorum(app: Celery) -> bool:

@@ -13,9 +13,11 @@ from celery_outbox.app import Outbox
 from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.core.retry import RetryPolicy
-from celery_outbox.exceptions import ConfigurationError, NotInJob
+from celery_outbox.exceptions import ConfigurationError, NotAvailable, NotInJob
 from celery_outbox.execute.attempt import Attempt, Lease
 from celery_outbox.execute.result_store import ResultStore
+from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
+from celery_outbox.record.result import RecordedResult
 
 
 class OutboxTask(Task):
@@ -62,21 +64,19 @@ class OutboxTask(Task):
         """The outbox of this task's app."""
         return Outbox.of(self._get_app())
 
-    @staticmethod
-    def outbox_of(app: Celery) -> Outbox:
-        """The outbox of ``app``."""
-        return Outbox.of(app)
-
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Refuse promises that this version does not keep, instead of ignoring them."""
         for option in ("transactional", "irreversible", "exclusive"):
             if getattr(cls, option, None):
-                raise ConfigurationError(
-                    setting=f"{cls.name}({option}=...)",
-                    problem="this version of celery-outbox does not have it",
-                    remedy="Remove it, or install a version that does.",
+                raise NotAvailable(
+                    what=f"{option}=... (task {cls.name})",
+                    remedy="Remove it, or install a version that has it.",
                 )
+        # Also for apps whose task_cls is another one.
+        Outbox.of(app)
+        app.steps["worker"].add(Heartbeat)
+        app.steps["consumer"].add(DeclareQuarantine)
         super().on_bound(app)
 
     # -- calling -----------------------------------------------------------------------
@@ -138,15 +138,47 @@ class OutboxTask(Task):
             attempt.gave_up = not attempt.settled
             raise
 
+    def AsyncResult(self, task_id: str, **kwargs: Any) -> AsyncResult:
+        """The result of a job, as :meth:`celery.Task.AsyncResult`; opens no connection."""
+        return RecordedResult(task_id, app=self._get_app(), task_name=self.name, **kwargs)
+
+    def replace(self, sig: Any) -> Any:
+        """Go on as another task under this job's id, as :meth:`celery.Task.replace` does.
+
+        Raises:
+            NotAvailable: ``sig`` is a chain, group or chord: the job would count as done before
+                its last step ran.
+        """
+        if self._attempt() is not None and getattr(sig, "subtask_type", None):
+            raise NotAvailable(
+                what=f"self.replace() with a {sig.subtask_type} (task {self.name})",
+                remedy="Call the signature and return instead.",
+            )
+        return super().replace(sig)
+
     # -- running -----------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body: guarded in a worker, as it is anywhere else."""
         attempt = running_job.get()
         if not isinstance(attempt, Attempt) or attempt.entered or attempt.task.name != self.name:
-            return super().__call__(*args, **kwargs)
-        run = super().__call__
-        return attempt.execute(lambda: run(*args, **kwargs))
+            return self._call(*args, **kwargs)
+        return attempt.execute(lambda: self._call(*args, **kwargs))
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        inherited = super().__call__
+        request = self.request_stack.top
+        if (
+            inherited.__func__ is not Task.__call__
+            or request is None
+            or request.called_directly
+            or request._protected
+        ):
+            return inherited(*args, **kwargs)
+        # Celery's own __call__ pushes an empty request over the one that its tracer made,
+        # unless a worker has patched it (celery.app.trace, _install_stack_protection).
+        request._protected = 1
+        return self.run(*args, **kwargs)
 
     @property
     def __trace__(self) -> Any:

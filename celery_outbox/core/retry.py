@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from celery_outbox.core.classification import Verdict
+from celery_outbox.core.classification import MAX_PAUSE, Verdict
 from celery_outbox.core.reasons import Reason
 
 
@@ -53,7 +53,7 @@ class RetryPolicy:
             full = min(self.delay * self.factor ** max(attempt - 1, 0), self.max_delay)
         except OverflowError:
             full = self.max_delay if self.delay else 0.0
-        return full * (1 - self.jitter * random)
+        return min(full * (1 - self.jitter * random), MAX_PAUSE)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery
 from celery.utils.nodenames import gethostname
 from kombu import Queue
+from kombu.serialization import prepare_accept_content
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,7 +28,8 @@ from celery_outbox.dispatch.amqp import AmqpPublisher
 from celery_outbox.dispatch.kombu import KombuPublisher
 from celery_outbox.dispatch.publisher import Outcome, Publisher, Report
 from celery_outbox.dispatch.wakeup import Wakeup, open_wakeup
-from celery_outbox.dispatch.wire import Wire, build
+from celery_outbox.dispatch.wire import JSON, Wire, build
+from celery_outbox.exceptions import SchemaError
 from celery_outbox.log import log_event
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
@@ -95,6 +97,8 @@ class Dispatcher:
         self._quarantine = quarantine
         self._maintain = maintain
         self._publisher: Publisher | None = None
+        accepted = prepare_accept_content(app.conf.accept_content)
+        self._accepts_json = accepted is None or JSON in accepted
         self._claims = itertools.count(1)
         self._stop = threading.Event()
         self._wakeup: Wakeup | None = None
@@ -128,7 +132,14 @@ class Dispatcher:
                             self._wakeup.wait(self._idle_seconds(maintain_at))
                         continue
                     cause: BaseException = done.outage
+                except SchemaError:
+                    raise
                 except SQLAlchemyError as error:
+                    cause = error
+                except Exception as error:
+                    # The rows come back when the dispatcher's lease ends; one that does this
+                    # each time must not end the daemon for all the others.
+                    log_event(logger, logging.ERROR, "outbox.dispatch_failed", exc_info=True)
                     cause = error
                 pause = backoff.next(random.random())
                 log_event(
@@ -219,7 +230,7 @@ class Dispatcher:
                 aside.append((message, step))
                 continue
             try:
-                wires.append(build(message, self._quarantine))
+                wires.append(build(message, self._quarantine, self._accepts_json))
             except (ValueError, TypeError, KeyError, AttributeError):
                 log_event(
                     logger,
@@ -241,7 +252,13 @@ class Dispatcher:
     ) -> None:
         for message, step in aside:
             if isinstance(step, Postpone):
-                messages.release(connection, self._tables, [message.id], claim, due_at=step.until)
+                # One row that waits for the end of a lease is enough.
+                if messages.has_pending(connection, self._tables, message.job_id):
+                    messages.drop(connection, self._tables, [message.id], claim)
+                else:
+                    messages.release(
+                        connection, self._tables, [message.id], claim, due_at=step.until
+                    )
             elif isinstance(step, Overdue):
                 publishing.expire(connection, self._tables, message, claim, actor=self.name)
             else:

@@ -60,5 +60,10 @@ def queues_to_declare(app: Celery, wire: Wire, declared: Collection[str]) -> lis
     """
     queues = list(wire.declare)
     if wire.queue is not None and wire.queue not in {queue.name for queue in queues}:
-        queues.append(app.amqp.queues[wire.queue])
+        try:
+            queues.append(app.amqp.queues[wire.queue])
+        except KeyError:
+            # task_create_missing_queues is off: a queue of somebody else's, or none at all; then
+            # the broker will say so.
+            return [queue for queue in queues if queue.name not in declared]
     return [queue for queue in queues if queue.name not in declared]

@@ -15,6 +15,9 @@ from celery_outbox.store.messages import QUARANTINE, Message
 #: Version of the claim-check message: the worker reads everything else from the job's row.
 MESSAGE_VERSION = 1
 
+#: The content type of messages that carry no arguments, wherever workers accept it.
+JSON = "application/json"
+
 #: Headers that the database has the say in, or that describe a body that is not sent.
 _NOT_SENT = ("expires", "compression")
 
@@ -41,26 +44,28 @@ class Wire:
         return (str(self.properties.get("correlation_id")), self.exchange, self.routing_key)
 
 
-def build(message: Message, quarantine: Queue) -> Wire:
+def build(message: Message, quarantine: Queue, accepts_json: bool = True) -> Wire:
     """The message of an outbox row.
 
     Arguments:
         quarantine: the quarantine queue, where copies go.
+        accepts_json: whether workers accept JSON; else a message without arguments has the
+            content type of the call.
 
     Raises:
         ValueError, TypeError, KeyError: the stored envelope cannot be read.
     """
     envelope = message.envelope
     if message.kind == QUARANTINE:
-        return _copy(message, envelope, quarantine)
+        return _copy(message, envelope, quarantine, accepts_json)
     if message.relay:
         return _relayed(message, envelope)
-    return _claim_check(message, envelope)
+    return _claim_check(message, envelope, accepts_json)
 
 
-def _claim_check(message: Message, envelope: Envelope) -> Wire:
+def _claim_check(message: Message, envelope: Envelope, accepts_json: bool) -> Wire:
     """For a task of ours: who the job is, but not what it was called with."""
-    body, content_type, encoding = _no_arguments(envelope.content_type)
+    body, content_type, encoding = _no_arguments(JSON if accepts_json else envelope.content_type)
     headers = {name: value for name, value in envelope.headers.items() if name not in _NOT_SENT}
     headers |= {"outbox_version": MESSAGE_VERSION, "eta": None, "retries": message.attempt}
     properties = dict(envelope.properties)
@@ -101,9 +106,9 @@ def _relayed(message: Message, envelope: Envelope) -> Wire:
     )
 
 
-def _copy(message: Message, envelope: Envelope, quarantine: Queue) -> Wire:
+def _copy(message: Message, envelope: Envelope, quarantine: Queue, accepts_json: bool) -> Wire:
     """For the quarantine queue: the claim check, and why the job is there."""
-    wire = _claim_check(message, envelope)
+    wire = _claim_check(message, envelope, accepts_json)
     wire.exchange, wire.routing_key = quarantine.exchange.name, quarantine.routing_key
     wire.queue, wire.declare = None, [quarantine]
     wire.properties.pop("priority", None)
@@ -122,8 +127,7 @@ def _copy(message: Message, envelope: Envelope, quarantine: Queue) -> Wire:
 
 @lru_cache(maxsize=16)
 def _no_arguments(content_type: str | None) -> tuple[bytes, str, str]:
-    """A body without arguments that Celery can unpack, in the content type of the call:
-    workers may accept no other."""
+    """A body without arguments that Celery can unpack."""
     name = registry.type_to_name.get(content_type, "json")
     sent_type, encoding, body = dumps(([], {}, {}), serializer=name)
     return (body.encode("utf-8") if isinstance(body, str) else body), sent_type, encoding

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.utils.nodenames import gethostname
 from celery.worker import state
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,6 +16,10 @@ from celery_outbox.log import log_event
 from celery_outbox.store import workers
 
 logger = logging.getLogger("celery_outbox.execute")
+
+
+#: Seconds that a worker which ends waits for its last heartbeat.
+SIGN_OFF_TIMEOUT = 5.0
 
 
 class Heartbeat(bootsteps.StartStopStep):
@@ -33,7 +37,7 @@ class Heartbeat(bootsteps.StartStopStep):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # Before the pool forks: every pool process has the same worker id.
-        self._outbox = parent.app.Task.outbox_of(parent.app)
+        self._outbox = parent.app._celery_outbox
         self._worker_id = self._outbox.worker_id
         # A worker that has no database to look into must not start.
         _ = self._outbox.engine
@@ -43,13 +47,13 @@ class Heartbeat(bootsteps.StartStopStep):
         self._thread = threading.Thread(target=self._run, name="outbox-heartbeat", daemon=True)
         self._thread.start()
 
-    def stop(self, parent: Any) -> None:
-        """Stop beating and sign off."""
+        # Not with this step: Celery stops it before the pool, whose last jobs need their leases.
+        signals.worker_shutdown.connect(self._sign_off)
+
+    def _sign_off(self, **_: Any) -> None:
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(self._outbox.config.heartbeat_interval)
-
-    terminate = stop
+            self._thread.join(SIGN_OFF_TIMEOUT)
 
     def _run(self) -> None:
         interval = self._outbox.config.heartbeat_interval
@@ -84,7 +88,7 @@ class Heartbeat(bootsteps.StartStopStep):
 
     def _beat(self, connection: Any) -> None:
         # Celery forgets a request when its pool process is lost.
-        running = {request.id for request in (*state.active_requests, *state.reserved_requests)}
+        running = _requests(state.active_requests) | _requests(state.reserved_requests)
         workers.beat(
             connection,
             self._outbox.tables,
@@ -94,6 +98,16 @@ class Heartbeat(bootsteps.StartStopStep):
         )
 
 
+def _requests(requests: Any) -> set[str]:
+    """The ids in one of Celery's weak sets, which other threads change meanwhile."""
+    for _ in range(100):
+        try:
+            return {request.id for request in requests}
+        except RuntimeError:
+            continue
+    raise RuntimeError("Celery's set of requests does not hold still")
+
+
 class DeclareQuarantine(bootsteps.StartStopStep):
     """Declares the quarantine queue: a rejected message is lost where its exchange is missing."""
 
@@ -101,7 +115,7 @@ class DeclareQuarantine(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Declare it on the worker's own connection, which Celery makes again when it is lost."""
-        queue = parent.app.Task.outbox_of(parent.app).quarantine_queue
+        queue = parent.app._celery_outbox.quarantine_queue
         with parent.connection.channel() as channel:
             try:
                 queue(channel).declare()

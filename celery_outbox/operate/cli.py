@@ -109,7 +109,7 @@ def maintain(outbox: Outbox, as_json: bool) -> None:
     if as_json:
         _print_json(asdict(done))
         return
-    click.echo(f"rescued {done.rescued}, quarantined {done.quarantined}, expired {done.expired}")
+    click.echo(", ".join(f"{what} {count}" for what, count in asdict(done).items()))
 
 
 @command("status")

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from celery.utils.nodenames import gethostname
 from sqlalchemy import Connection
@@ -16,7 +17,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import transitions
+from celery_outbox.store import journal, messages, transitions
 from celery_outbox.store.database import Database
 
 logger = logging.getLogger("celery_outbox.operate")
@@ -35,11 +36,13 @@ class Maintained:
         rescued: jobs of silent workers that get another attempt.
         quarantined: jobs of silent workers that had no attempt left.
         expired: waiting jobs whose time was over.
+        republished: waiting jobs whose message was lost, or so it seems.
     """
 
     rescued: int = 0
     quarantined: int = 0
     expired: int = 0
+    republished: int = 0
 
 
 class Maintenance:
@@ -48,12 +51,24 @@ class Maintenance:
     Arguments:
         database: the outbox tables.
         policy_of: returns how jobs of a task are retried.
+        queue_depth: returns how many messages a queue of the broker holds, or ``None`` where the
+            broker does not say.
+        republish_after: seconds after which a published and unclaimed message counts as lost.
     """
 
-    def __init__(self, database: Database, *, policy_of: Callable[[str], RetryPolicy]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        policy_of: Callable[[str], RetryPolicy],
+        queue_depth: Callable[[str], int | None],
+        republish_after: float,
+    ) -> None:
         self._database = database
         self._tables = database.tables
         self._policy_of = policy_of
+        self._queue_depth = queue_depth
+        self._republish_after = republish_after
         self._actor = f"maintenance:{gethostname()}:{os.getpid()}"
 
     def run(self) -> Maintained:
@@ -68,6 +83,7 @@ class Maintenance:
             pass
         while self._database.write(lambda c: self._expire(c, done)) == BATCH:
             pass
+        self._republish(done)
         if done != Maintained():
             log_event(
                 logger,
@@ -76,6 +92,7 @@ class Maintenance:
                 rescued=done.rescued,
                 quarantined=done.quarantined,
                 expired=done.expired,
+                republished=done.republished,
             )
         return done
 
@@ -115,3 +132,30 @@ class Maintenance:
                 connection, self._tables, job.id, attempt=job.attempt, actor=self._actor
             )
         return len(found)
+
+    def _republish(self, done: Maintained) -> None:
+        """Send again what a broker took and no worker got: a message can be lost there.
+
+        A duplicate is harmless, but a queue that is merely slow must not be filled with them: as
+        many as the queue still holds are left alone.
+        """
+        after = self._republish_after
+        queues = self._database.read(lambda c: messages.unclaimed_queues(c, self._tables, after))
+        for queue, waiting in queues:
+            depth = None if queue is None else self._queue_depth(queue)
+            if queue is not None and depth is None:
+                continue
+            missing = waiting - (depth or 0)
+            while missing > 0:
+                again = partial(self._publish_again, queue=queue, limit=min(missing, BATCH))
+                count = self._database.write(again)
+                done.republished += count
+                missing = missing - count if count == BATCH else 0
+
+    def _publish_again(self, connection: Connection, queue: str | None, limit: int) -> int:
+        ids = messages.publish_again(
+            connection, self._tables, queue, after=self._republish_after, limit=limit
+        )
+        lines = [journal.line(job_id, "republished", actor=self._actor) for job_id in ids]
+        journal.write(connection, self._tables, lines)
+        return len(ids)

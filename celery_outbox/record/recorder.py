@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
@@ -20,8 +21,8 @@ from celery_outbox.exceptions import (
     ConfigurationError,
     InvalidDelay,
     InvalidJobId,
-    InvalidTaskName,
     JobIdTaken,
+    NameTooLong,
     NoTransaction,
     PayloadTooLarge,
 )
@@ -30,8 +31,9 @@ from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.payload import explain
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
+from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
-from celery_outbox.store.schema import MAX_JOB_ID, MAX_TASK_NAME
+from celery_outbox.store.schema import MAX_JOB_ID, MAX_NAME
 
 #: What stands for arguments wherever Celery would show them (logs, events, Flower).
 REDACTED = "(...)"
@@ -45,6 +47,7 @@ class Recorder:
         database: the outbox tables, and transactions for calls that come with none.
         require_transaction: refuse calls that come with no transaction.
         max_payload_size: largest serialized payload, in bytes.
+        database_timeout: seconds for which a callback waits for the database.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class Recorder:
         *,
         require_transaction: bool,
         max_payload_size: int,
+        database_timeout: float,
     ) -> None:
         self._app = app
         self._database = database
         self._require_transaction = require_transaction
         self._max_payload_size = max_payload_size
+        self._database_timeout = database_timeout
         self._actor = f"{socket.gethostname()}:{os.getpid()}"
 
     def record_call(
@@ -90,18 +95,16 @@ class Recorder:
         """
         if task_id is not None:
             check_job_id(task_id, task.name)
-        if len(task.name) > MAX_TASK_NAME:
-            raise InvalidTaskName(task=task.name[:60] + "...", limit=MAX_TASK_NAME)
+        if len(task.name) > MAX_NAME:
+            raise NameTooLong(task=task.name[:60] + "...", what="name", limit=MAX_NAME)
         ignore_result = options.pop("ignore_result", task.ignore_result)
         # The delay belongs to the database. Celery does not get to see it: it would reroute
         # the message of a quorum queue through its exchanges for delayed delivery.
-        available_at = due(
-            task.name, options.pop("countdown", None), options.pop("eta", None), self._app
-        )
+        available_at = due(task.name, options.pop("countdown", None), options.pop("eta", None))
         # Checked before Celery reads it, which would raise an error of its parser.
         expires = options.get("expires")
         if isinstance(expires, (str, datetime)):
-            due(task.name, None, expires, self._app, option="expires")
+            due(task.name, None, expires, option="expires")
         producer = RecordingProducer()
         options.setdefault("argsrepr", REDACTED)
         options.setdefault("kwargsrepr", REDACTED)
@@ -128,6 +131,8 @@ class Recorder:
                 remedy="Remove the setting, 2 is its default.",
             )
         envelope.headers["ignore_result"] = ignore_result
+        if len(envelope.queue or "") > MAX_NAME:
+            raise NameTooLong(task=task.name, what="queue's name", limit=MAX_NAME)
         if len(body) > self._max_payload_size:
             raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
         running = running_job.get()
@@ -144,7 +149,7 @@ class Recorder:
             body=body,
             max_attempts=max_attempts,
             available_at=available_at,
-            expires_at=_moment(envelope.headers.get("expires"), self._app),
+            expires_at=_moment(envelope.headers.get("expires")),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
         )
         if running is not None and running.job_id == job_id:
@@ -161,7 +166,14 @@ class Recorder:
                 return
         if self._require_transaction:
             raise NoTransaction(task=task)
-        self._database.write(lambda connection: self._insert(connection, new))
+        work = partial(self._database.write, lambda connection: self._insert(connection, new))
+        running = running_job.get()
+        if running is not None and running.settled:
+            # A callback of a job that has succeeded: its own transaction is over, so it waits
+            # for a database that is away as long as a claim does.
+            patiently(work, timeout=self._database_timeout, what="callback")
+        else:
+            work()
 
     def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)
@@ -195,12 +207,13 @@ def check_job_id(job_id: Any, task: str) -> None:
     raise InvalidJobId(job_id=job_id, task=task, problem=problem)
 
 
-def due(task: str, countdown: Any, eta: Any, app: Celery, option: str = "eta") -> datetime | None:
+def due(task: str, countdown: Any, eta: Any, option: str = "eta") -> datetime | None:
     """When a call is due, in UTC; ``None``: now.
 
     Arguments:
         countdown: seconds from now; wins over ``eta``, as in Celery.
-        eta: a datetime or ISO 8601 text; without a time zone it is in the app's.
+        eta: a datetime or ISO 8601 text; without a time zone it is in UTC, as
+            Celery's workers read it.
         option: what ``eta`` is called in the error.
 
     Raises:
@@ -212,17 +225,17 @@ def due(task: str, countdown: Any, eta: Any, app: Celery, option: str = "eta") -
     try:
         if option == "countdown":
             return datetime.now(timezone.utc) + timedelta(seconds=value)
-        return _moment(value, app)
+        return _moment(value)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidDelay(task=task, option=option, value=value, problem=str(error)) from error
 
 
-def _moment(value: datetime | str | None, app: Celery) -> datetime | None:
+def _moment(value: datetime | str | None) -> datetime | None:
     """An absolute time in UTC; Celery's headers have it as ISO 8601."""
     if value is None:
         return None
     moment: datetime = maybe_iso8601(value)
     if moment.tzinfo is None:
-        # Celery reads a naive eta in the app's time zone.
-        moment = moment.replace(tzinfo=app.timezone)
+        # Celery's worker reads a naive time as UTC (celery.utils.time.maybe_make_aware).
+        moment = moment.replace(tzinfo=timezone.utc)
     return moment.astimezone(timezone.utc)

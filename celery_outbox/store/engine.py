@@ -20,6 +20,20 @@ SUPPORTED = ("postgresql", "sqlite")
 #: Seconds for which SQLite waits for another process's write transaction.
 SQLITE_BUSY_TIMEOUT = 30.0
 
+_LIBPQ_DRIVERS = ("psycopg2", "psycopg")
+
+#: Seconds (milliseconds for tcp_user_timeout) after which a server that does not answer is given
+#: up, where libpq would wait for ever (PostgreSQL documentation, section 34.1.2).
+_NETWORK_BOUNDS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "application_name": "celery-outbox",
+}
+
 #: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
 _ROLLED_BACK = frozenset({"40001", "40P01"})
 
@@ -45,12 +59,26 @@ def open_engine(url: str) -> Engine:
             event.listen(engine, "connect", _prepare_sqlite)
             return engine
         # Parameters are arguments and results: they do not belong into error messages.
-        return create_engine(parsed, pool_pre_ping=True, pool_recycle=1800, hide_parameters=True)
-    except (ArgumentError, NoSuchModuleError) as error:
+        bounds = _NETWORK_BOUNDS if parsed.get_driver_name() in _LIBPQ_DRIVERS else {}
+        return create_engine(
+            parsed,
+            pool_pre_ping=True,
+            pool_recycle=1800,
+            hide_parameters=True,
+            connect_args={k: v for k, v in bounds.items() if k not in parsed.query},
+        )
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
         # The text of the URL stays out of the message: it holds a password.
         raise _unusable("it is not a SQLAlchemy URL of a known driver") from error
     except ImportError as error:
         raise _unusable(f"its driver is not installed ({error.name})") from error
+
+
+def transactional(engine: Engine) -> Engine:
+    """``engine``, with transactions also where its owner uses it in autocommit."""
+    if engine.dialect.name != "postgresql":
+        return engine
+    return engine.execution_options(isolation_level="READ COMMITTED")
 
 
 def _unusable(problem: str) -> ConfigurationError:

@@ -19,7 +19,8 @@ class Event:
 
     Attributes:
         event: what happened: the name of a transition, or ``published``, ``deferred``,
-            ``duplicate``, ``stale``, ``copied`` (to the quarantine queue).
+            ``duplicate``, ``stale``, ``copied`` (to the quarantine queue),
+            ``republished``, ``mismatch``.
         state: the job's state afterwards.
         actor: the worker, dispatcher or person that did it.
     """

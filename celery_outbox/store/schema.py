@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -28,8 +29,8 @@ SCHEMA_VERSION = 1
 #: Longest job id, in characters: Celery's own result tables hold as many.
 MAX_JOB_ID = 255
 
-#: Longest task name, in characters.
-MAX_TASK_NAME = 255
+#: Longest name of a task or queue, in characters.
+MAX_NAME = 255
 
 # SQLite numbers rows by itself only in a column declared INTEGER.
 _Serial = BigInteger().with_variant(Integer(), "sqlite")
@@ -53,7 +54,9 @@ class Tables:
     @property
     def channel(self) -> str:
         """The NOTIFY channel that wakes dispatchers of these tables."""
-        return f"{self.schema or 'default'}.{self.prefix}wakeup"
+        name = f"{self.schema or ''}.{self.prefix}"
+        # PostgreSQL cuts nothing here: a channel of more than 63 bytes is an error.
+        return name if len(name.encode()) <= 63 else hashlib.sha256(name.encode()).hexdigest()[:63]
 
 
 def build_tables(
@@ -90,7 +93,7 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         f"{prefix}job",
         meta,
         Column("id", String(MAX_JOB_ID), primary_key=True),
-        Column("task", String(MAX_TASK_NAME), nullable=False),
+        Column("task", String(MAX_NAME), nullable=False),
         Column("queue", String(255)),
         Column("state", String(16), nullable=False),
         # The complete Celery message: routing, properties and headers as JSON, the body as the
@@ -152,6 +155,13 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         table.c.expires_at,
         postgresql_where=expiring,
         sqlite_where=expiring,
+    )
+    waiting = text("state IN ('queued', 'retrying')")
+    Index(
+        f"ix_{prefix}job_waiting",
+        table.c.available_at,
+        postgresql_where=waiting,
+        sqlite_where=waiting,
     )
     quarantined = text("state = 'quarantined'")
     Index(

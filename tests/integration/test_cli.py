@@ -137,7 +137,12 @@ def test_journal_names_who_did_it(run: Run) -> None:
 
 
 def test_maintain_says_what_it_did(run: Run) -> None:
-    assert rows(run("maintain", "--json")) == {"rescued": 0, "quarantined": 0, "expired": 0}
+    assert rows(run("maintain", "--json")) == {
+        "rescued": 0,
+        "quarantined": 0,
+        "expired": 0,
+        "republished": 0,
+    }
 
 
 def test_no_command_shows_arguments(run: Run) -> None:

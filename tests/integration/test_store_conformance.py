@@ -154,6 +154,8 @@ def test_a_body_that_sends_its_own_id_again_goes_on_as_what_it_sent(database: Da
         envelope=new_envelope(queue="slow"),
         available_at=None,
         expires_at=None,
+        result_key=None,
+        max_attempts=1,
         **sent,
         **ENDED,
     )
@@ -201,7 +203,14 @@ def test_every_transition_of_a_long_life_is_in_the_journal_without_a_gap(databas
     database.do(transitions.rescue, database.job(job.id), actor="maintenance", delay=0)
     database.do(transitions.claim, database.job(job.id), actor="worker-3", lease=60)
     why = {"reason": Reason.PERMANENT, "error_code": "ValueError", "copy": False}
-    database.do(transitions.quarantine, job.id, 3, attempt=3, actor="worker-3", **why)
+    database.do(
+        transitions.quarantine,
+        job.id,
+        3,
+        attempt=3,
+        actor="worker-3",
+        **why,
+    )
     database.do(transitions.replay, database.job(job.id), actor="person")
     database.do(transitions.cancel, database.job(job.id), actor="person")
     lines = database.do(journal.read, job.id)

@@ -43,6 +43,8 @@ def resume_as(database: Database, job: Job) -> bool:
         body=b"[[2], {}, {}]",
         available_at=None,
         expires_at=None,
+        result_key=None,
+        max_attempts=3,
         error_code=None,
         **ENDED,
     )

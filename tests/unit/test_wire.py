@@ -17,8 +17,8 @@ QUARANTINE_QUEUE = Queue("outbox.quarantine", Exchange("outbox.quarantine"), "ou
 SECRET = "s3cret-argument"
 
 
-def wire(message: Message) -> Wire:
-    return build(message, QUARANTINE_QUEUE)
+def wire(message: Message, accepts_json: bool = True) -> Wire:
+    return build(message, QUARANTINE_QUEUE, accepts_json)
 
 
 def captured(**values) -> Message:
@@ -73,11 +73,15 @@ def test_a_claim_check_goes_where_the_call_said():
     assert declared.max_priority == 9
 
 
+def test_a_message_without_arguments_is_json_although_the_call_was_not():
+    sent = wire(captured(options={"serializer": "pickle"}))
+    assert sent.content_type == "application/json"
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_the_empty_body_has_the_content_type_of_the_call_since_workers_may_take_no_other(
-    serializer,
-):
-    sent = wire(captured(options={"serializer": serializer, "compression": "gzip"}))
+def test_where_workers_take_no_json_the_empty_body_has_the_content_type_of_the_call(serializer):
+    message = captured(options={"serializer": serializer, "compression": "gzip"})
+    sent = wire(message, accepts_json=False)
     accept = prepare_accept_content([serializer])
     assert loads(sent.body, sent.content_type, sent.content_encoding, accept=accept)
     assert "compression" not in sent.headers
