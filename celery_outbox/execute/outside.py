@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
 
 
-def end_lost(guard: Guard, task: Task, job_id: str, reason: Reason) -> Job | None:
+def end_lost(
+    guard: Guard, task: Task, job_id: str, reason: Reason, attempts_before: int
+) -> Job | None:
     """End an attempt of this worker whose process is gone.
 
     A process that died before it had claimed the job counts as an attempt too: a task that
     kills its process that early must come to an end like any other.
+
+    Arguments:
+        attempts_before: attempts that the job had when its message was published; with more
+            now, the process has claimed the job, and what the row says is its end.
 
     Returns:
         The job afterwards, whoever ended the attempt; ``None``: there is no such job.
@@ -33,7 +39,9 @@ def end_lost(guard: Guard, task: Task, job_id: str, reason: Reason) -> Job | Non
 
     def write(connection: Connection) -> Job | None:
         job = jobs.lock(connection, guard.tables, job_id)
-        if job is not None and job.state in WAITING_STATES and job.task == task.name:
+        if job is None or job.task != task.name:
+            return job
+        if job.state in WAITING_STATES and job.attempt <= attempts_before:
             transitions.claim(
                 connection, guard.tables, job, actor=guard.worker_id(), lease=guard.config.lease
             )

@@ -77,6 +77,9 @@ class OutboxRequest(Request):
             log_event(logger, logging.ERROR, "outbox.cancel_failed", exc_info=True, job=self.id)
 
     def _end(self, exc_info: ExceptionInfo, reason: Reason) -> None:
+        if self.acknowledged:
+            # The second callback for one time limit.
+            return
         worker_state.task_ready(self)
         guard = self.task.outbox.guard
         try:
@@ -84,7 +87,8 @@ class OutboxRequest(Request):
                 queue = self.delivery_info.get("routing_key")
                 job = end_waiting(guard, self.id, queue, reason)
             else:
-                job = end_lost(guard, self.task, self.id, reason)
+                before = int(self._request_dict.get("retries") or 0)
+                job = end_lost(guard, self.task, self.id, reason, before)
         except (SQLAlchemyError, SchemaError):
             # Not acknowledged: the attempt may not even have been claimed.
             log_event(logger, logging.ERROR, "outbox.end_failed", exc_info=True, job=self.id)

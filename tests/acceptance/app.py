@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -106,3 +107,16 @@ def sleepy(self: Any) -> None:
     """Run into the hard time limit."""
     note_run(self.request.id)
     time.sleep(60)
+
+
+@task(name="shop.leave")
+def leave(self: Any) -> None:
+    """Leave the process, as a task should not."""
+    note_run(self.request.id)
+    sys.exit(1)
+
+
+@task(name="shop.pickled", serializer="pickle")
+def pickled(self: Any, values: Any) -> None:
+    """Get what workers of this app do not accept."""
+    note_run(self.request.id)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_outbox.core.dispatching import Publish
-from celery_outbox.dispatch import dispatcher as dispatching
+from celery_outbox.dispatch.publisher import Outcome
+from celery_outbox.dispatch.wire import build
 from celery_outbox.execute.payload import decode_result
 from celery_outbox.store import job as jobs
+from celery_outbox.store.messages import TASK, Message
 from tests.acceptance.conftest import on_rabbitmq
 from tests.acceptance.system import System
 from tests.wait import eventually
@@ -195,24 +196,18 @@ def test_arguments_arrive_as_they_were_sent_and_are_not_in_the_broker(system: Sy
 
 
 def _publish_again(system: System, job_id: str) -> None:
-    """Put the message of a job into the broker once more."""
-    tables = system.outbox.tables
-    with system.outbox.engine.begin() as connection:
-        connection.execute(
-            tables.message.update()
-            .where(tables.message.c.job_id == job_id)
-            .values(published_at=None, claimed_by=None, due_at=tables.message.c.created_at)
-        )
-    _dispatch_even_if_running(system)
-
-
-def _dispatch_even_if_running(system: System) -> None:
-    original = dispatching.plan
-    dispatching.plan = lambda **facts: Publish()
-    try:
-        system.outbox.dispatcher().drain()
-    finally:
-        dispatching.plan = original
+    """Put the message of a job into the broker once more, past the outbox."""
+    with system.outbox.engine.connect() as connection:
+        job = jobs.get(connection, system.outbox.tables, job_id)
+    assert job is not None
+    facts = {
+        name: getattr(job, name) for name in Message.__dataclass_fields__ if hasattr(job, name)
+    }
+    message = Message(**{**facts, "id": 0, "kind": TASK, "job_id": job_id, "body": None})
+    dispatcher = system.outbox.dispatcher()
+    report = dispatcher._ready_publisher().publish([build(message, system.outbox.quarantine_queue)])
+    dispatcher.close()
+    assert report.outcomes == {0: Outcome.CONFIRMED}
 
 
 def _plain_client(system: System) -> Celery:

@@ -1,0 +1,414 @@
+"""The guard around Celery's tracer, in this process: what each way to end a body leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from sqlalchemy.exc import OperationalError
+
+from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
+from celery_outbox.execute import guard as guarding
+from celery_outbox.store import job as jobs
+from tests.factories import Database, make_stock_app, return_nothing
+from tests.factories import add_task as register
+
+#: What Celery says when its own part of a delivery fails, as some of these tests make it.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
+AT_ONCE = RetryPolicy(3, delay=0.0)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that the guard would have made."""
+    seen: list[float] = []
+    monkeypatch.setattr(guarding, "pause", seen.append)
+    return seen
+
+
+@pytest.fixture
+def outbox(outbox: Outbox) -> Outbox:
+    """An outbox whose results of Celery's own are kept in memory."""
+    outbox.app.conf.result_backend = "cache+memory://"
+    return outbox
+
+
+def add_task(app: Celery, body: Callable[..., Any] = return_nothing, **options: Any) -> Task:
+    """Register a task; its body may be a lambda, which Celery cannot name."""
+    body.__name__ = "body"
+    return register(app, body, **options)
+
+
+def deliver(task: Task, job_id: str, **request: Any) -> str:
+    """Deliver the message of a job to a worker; returns Celery's state of the delivery."""
+    if task._celery_tracer is None:
+        task.__trace__ = build_tracer(task.name, task, app=task.app)
+    message = {"id": job_id, "task": task.name, "outbox_version": 1, "hostname": "worker"}
+    message["delivery_info"] = {"exchange": "", "routing_key": "celery", "redelivered": False}
+    traced = task.__trace__(job_id, [], {}, {**message, **request})
+    return "SUCCESS" if traced.info is None else traced.info.state
+
+
+def again(task: Task, job_id: str) -> str:
+    """Deliver it as a broker does whose first delivery was not acknowledged."""
+    info = {"exchange": "", "routing_key": "celery", "redelivered": True}
+    return deliver(task, job_id, delivery_info=info)
+
+
+def raising(*errors: BaseException) -> Callable[..., Any]:
+    """A body that raises these one after the other, and then returns."""
+    left = list(errors)
+
+    def body(*args: Any, **kwargs: Any) -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return body
+
+
+def test_the_body_gets_its_arguments_and_the_result_is_stored(outbox: Outbox, recorded: Database):
+    task = add_task(outbox.app, lambda x, y: x + y)
+    task.apply_async((1,), {"y": 2}, task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, json.loads(job.result)) == ("succeeded", 1, 3)
+
+
+def test_a_duplicate_gets_the_stored_result_and_runs_nothing(outbox: Outbox, recorded: Database):
+    runs: list[int] = []
+    task = add_task(outbox.app, lambda: runs.append(1) or "first")
+    task.apply_async(task_id="twice-1")
+    deliver(task, "twice-1")
+    assert deliver(task, "twice-1") == "SUCCESS"
+    assert (runs, recorded.job("twice-1").deliveries) == ([1], 2)
+    assert outbox.app.AsyncResult("twice-1").get() == "first"
+
+
+@pytest.mark.parametrize("links", [1, 2, 3])
+def test_callbacks_that_are_sent_again_are_absorbed(outbox, recorded, links):
+    task = add_task(outbox.app)
+    task.apply_async(task_id="job-1", link=[task.si(number) for number in range(links)])
+    deliver(task, "job-1")
+    assert recorded.counts()[0] == 1 + links
+    deliver(task, "job-1")
+    assert recorded.counts()[0] == 1 + links
+
+
+def test_the_next_step_of_a_chain_that_is_sent_again_is_absorbed(outbox, recorded):
+    task = add_task(outbox.app)
+    result = (task.si(1) | task.si(2)).apply_async()
+    deliver(task, result.parent.id)
+    assert recorded.job(result.id).state == "queued"
+    deliver(task, result.parent.id)
+    assert recorded.counts()[0] == 2
+
+
+def test_calls_in_hooks_of_a_failing_attempt_are_not_taken_for_duplicates(outbox, recorded):
+    alert = add_task(outbox.app, name="shop.alert")
+    task = add_task(
+        outbox.app,
+        raising(OSError(), OSError(), OSError()),
+        retry_policy=AT_ONCE,
+        on_retry=lambda self, *args: alert.delay(),
+        after_return=lambda self, *args: None,
+    )
+    task.apply_async(task_id="job-1")
+    for _ in range(3):
+        deliver(task, "job-1")
+    alerts = [job for job in outbox.control.find() if job.task == "shop.alert"]
+    assert len(alerts) == 2
+
+
+def test_a_callback_that_cannot_be_sent_is_sent_with_the_next_delivery(
+    outbox, recorded, monkeypatch, pauses
+):
+    task = add_task(outbox.app)
+    task.apply_async(task_id="job-1", link=task.si(1))
+    record = outbox._recorder._insert
+    monkeypatch.setattr(outbox._recorder, "_insert", raising(RuntimeError("blip")))
+    assert deliver(task, "job-1") == "REJECTED"
+    assert pauses
+    monkeypatch.setattr(outbox._recorder, "_insert", record)
+    assert again(task, "job-1") == "SUCCESS"
+    assert recorded.counts()[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason", "seen"),
+    [
+        (PermanentError("x"), "quarantined", "permanent", "FAILURE"),
+        (ValueError("x"), "quarantined", "permanent", "FAILURE"),
+        (OSError("x"), "retrying", None, "RETRY"),
+        (SoftTimeLimitExceeded(), "retrying", None, "RETRY"),
+        (MemoryError("x"), "retrying", None, "RETRY"),
+        (Ignore(), "succeeded", None, "IGNORED"),
+        (Reject("x", requeue=False), "quarantined", "rejected", "REJECTED"),
+        (Reject("x", requeue=True), "retrying", None, "RETRY"),
+        (Retry("x", when=5), "retrying", None, "RETRY"),
+    ],
+)
+def test_each_way_to_end_a_body_ends_the_attempt(outbox, recorded, error, state, reason, seen):
+    task = add_task(outbox.app, raising(error))
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == seen
+    job = recorded.job("job-1")
+    assert (job.state, job.reason, job.lease_token, job.leased_by) == (state, reason, 1, None)
+
+
+def test_a_retry_raised_by_hand_keeps_to_the_limit(outbox, recorded):
+    task = add_task(outbox.app, raising(Retry("x", when=0), Retry("x", when=0), Retry("x", when=0)))
+    task.apply_async(task_id="job-1")
+    for _ in range(3):
+        deliver(task, "job-1")
+    assert recorded.job("job-1").state == "quarantined"
+
+
+def test_a_retry_raised_by_hand_comes_back_when_it_said(outbox, recorded):
+    when = datetime.now(timezone.utc) + timedelta(hours=1)
+    task = add_task(outbox.app, raising(Retry("x", when=when)))
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert abs(recorded.job("job-1").available_at - when) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+def test_a_body_that_leaves_the_process_is_counted_and_tried_again(outbox, recorded, error):
+    task = add_task(outbox.app, raising(error))
+    task.apply_async(task_id="job-1")
+    with pytest.raises(type(error)):
+        deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt) == ("retrying", 1)
+
+
+def test_self_retry_goes_on_with_what_it_sent(outbox, recorded):
+    def body(self, number):
+        if number < 3:
+            raise self.retry(args=(number + 1,), countdown=0, exc=OSError("x"))
+        return number
+
+    task = add_task(outbox.app, body, bind=True, max_retries=10)
+    task.apply_async((1,), task_id="job-1")
+    for _ in range(3):
+        deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, json.loads(job.result)) == ("succeeded", 3, 3)
+    assert recorded.counts()[0] == 1
+
+
+def test_an_error_after_self_retry_does_not_undo_it(outbox, recorded):
+    def body(self):
+        try:
+            self.retry(countdown=0)
+        finally:
+            raise ValueError("late")
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "RETRY"
+    assert recorded.job("job-1").state == "retrying"
+
+
+def test_replace_goes_on_as_another_task_under_the_same_id(outbox, recorded):
+    other = add_task(outbox.app, lambda: "other", name="shop.other")
+    task = add_task(outbox.app, lambda self: self.replace(other.si()), bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "IGNORED"
+    assert deliver(other, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, job.task, job.attempt) == ("succeeded", "shop.other", 2)
+
+
+def test_replace_by_a_chain_is_refused_and_not_forgotten(outbox, recorded):
+    other = add_task(outbox.app, name="shop.other")
+    task = add_task(outbox.app, lambda self: self.replace(other.si() | other.si()), bind=True)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, job.error_code) == ("quarantined", "celery_outbox.exceptions.NotAvailable")
+
+
+def test_before_start_that_fails_is_retried_like_the_body(outbox, recorded):
+    fail = raising(OSError("x"))
+    task = add_task(outbox.app, before_start=lambda self, *args: fail(), retry_policy=AT_ONCE)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "RETRY"
+    assert recorded.job("job-1").state == "retrying"
+    assert deliver(task, "job-1") == "SUCCESS"
+
+
+def test_before_start_meets_the_real_arguments(outbox):
+    seen: list[Any] = []
+    task = add_task(outbox.app, before_start=lambda self, *args: seen.append(args))
+    task.apply_async((1,), {"y": 2}, task_id="job-1")
+    deliver(task, "job-1")
+    assert seen == [("job-1", [1], {"y": 2})]
+
+
+def test_a_soft_limit_in_the_middle_of_the_settle_does_not_undo_it(outbox, recorded, monkeypatch):
+    task = add_task(outbox.app, lambda: "done")
+    task.apply_async(task_id="job-1")
+    settle, calls = outbox.guard.settle, []
+
+    def interrupted(what, write):
+        calls.append(what)
+        took = settle(what, write)
+        if len(calls) == 1:
+            raise SoftTimeLimitExceeded
+        return took
+
+    monkeypatch.setattr(outbox.guard, "settle", interrupted)
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert (recorded.job("job-1").state, len(calls)) == ("succeeded", 2)
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), ValueError("strange")])
+def test_what_interrupts_the_claim_loses_no_job(outbox, recorded, monkeypatch, pauses, error):
+    task = add_task(outbox.app)
+    task.apply_async(task_id="job-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(guarding.jobs, "lock", raising(error))
+        assert deliver(task, "job-1") == "REJECTED"
+    assert pauses
+    assert recorded.job("job-1").state == "queued"
+    assert again(task, "job-1") == "SUCCESS"
+
+
+def test_a_database_that_stays_away_puts_the_message_back(outbox, recorded, monkeypatch):
+    task = add_task(outbox.app)
+    task.apply_async(task_id="job-1")
+
+    def away(what, write, timeout=None):
+        raise OperationalError("select", {}, OSError("away"))
+
+    monkeypatch.setattr(outbox.guard, "_patiently", away)
+    assert deliver(task, "job-1") == "REJECTED"
+    assert recorded.job("job-1").attempt == 0
+
+
+def test_a_message_for_another_task_does_not_touch_the_job(outbox, recorded):
+    ran: list[str] = []
+    add_task(outbox.app, lambda: ran.append("export")).apply_async(task_id="job-1")
+    refund = add_task(outbox.app, lambda: ran.append("refund"), name="shop.refund")
+    assert deliver(refund, "job-1") == "REJECTED"
+    assert (ran, recorded.job("job-1").state) == ([], "queued")
+    assert recorded.events("job-1")[-1] == "mismatch"
+
+
+@pytest.mark.parametrize("job_id", ["x" * 300, "nul\x00"])
+def test_a_message_whose_id_cannot_be_stored_is_quarantined_under_another(outbox, job_id):
+    task = add_task(outbox.app)
+    assert deliver(task, job_id) == "FAILURE"
+    [entry] = outbox.control.quarantined()
+    assert entry.id.startswith("invalid-")
+    assert entry.reason == "undecodable"
+
+
+def test_a_payload_that_cannot_be_read_is_quarantined(outbox, recorded):
+    task = add_task(outbox.app, serializer="pickle")
+    task.apply_async(({1, 2},), task_id="job-1")
+    assert deliver(task, "job-1") == "FAILURE"
+    job = recorded.job("job-1")
+    assert (job.state, job.reason, job.attempt) == ("quarantined", "undecodable", 1)
+
+
+def test_a_result_that_cannot_be_stored_fails_unless_nobody_wants_it(outbox, recorded):
+    task = add_task(outbox.app, lambda: object())
+    task.apply_async(task_id="wanted")
+    task.apply_async(task_id="ignored", ignore_result=True)
+    assert deliver(task, "wanted") == "FAILURE"
+    assert recorded.job("wanted").error_code == "kombu.exceptions.EncodeError"
+    assert deliver(task, "ignored") == "SUCCESS"
+    assert recorded.job("ignored").state == "succeeded"
+
+
+def test_a_result_that_exists_is_adopted_without_running_the_body(outbox, recorded, tmp_path):
+    ran: list[int] = []
+    outbox._result_store = FileStore(tmp_path)
+    task = add_task(outbox.app, lambda: ran.append(1), result_key="r/{job_id}.csv")
+    task.apply_async(task_id="job-1")
+    outbox.result_store.write("r/job-1.csv", b"x")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert (ran, json.loads(recorded.job("job-1").result)) == ([], "r/job-1.csv")
+
+
+def test_success_is_not_recorded_without_the_result(outbox, recorded, tmp_path):
+    outbox._result_store = FileStore(tmp_path)
+    task = add_task(outbox.app, lambda: "I say so", result_key="r/{job_id}.csv")
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "FAILURE"
+    job = recorded.job("job-1")
+    assert (job.state, job.error_code) == ("quarantined", "celery_outbox.exceptions.ResultMissing")
+
+
+def test_a_late_settle_changes_nothing(outbox, recorded):
+    task = add_task(outbox.app, lambda: recorded.end_lease("job-1") or take_over())
+
+    def take_over() -> str:
+        recorded.do(lambda c, t: steal(c, t))
+        return "stale"
+
+    def steal(connection, tables):
+        job = jobs.lock(connection, tables, "job-1")
+        from celery_outbox.store import transitions
+
+        assert transitions.claim(connection, tables, job, actor="other", lease=60.0)
+
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "IGNORED"
+    job = recorded.job("job-1")
+    assert (job.state, job.leased_by, job.result) == ("running", "other", None)
+    assert recorded.events("job-1")[-1] == "stale"
+
+
+def test_idempotency_key_and_lease_belong_to_the_job(outbox):
+    seen: list[Any] = []
+    task = add_task(
+        outbox.app, lambda self: seen.append((self.idempotency_key, self.lease.token)), bind=True
+    )
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert seen == [("job-1", 1)]
+
+
+def test_another_task_called_in_the_body_is_a_plain_call(outbox, recorded):
+    inner = add_task(outbox.app, lambda: "inner", name="shop.inner")
+    task = add_task(outbox.app, lambda: (inner(), inner.apply().get()))
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert json.loads(recorded.job("job-1").result) == ["inner", "inner"]
+    assert recorded.counts()[0] == 1
+
+
+def test_a_task_that_calls_itself_is_guarded_once(outbox, recorded):
+    def body(self, number):
+        return number if number == 0 else self(number - 1)
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async((3,), task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert recorded.events("job-1") == ["recorded", "claimed", "succeeded"]
+
+
+def test_a_task_with_the_base_class_alone_brings_its_steps_to_the_worker():
+    from celery_outbox import OutboxTask
+    from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
+
+    app = make_stock_app(outbox_database_url="sqlite://")
+    add_task(app, base=OutboxTask)
+    assert Heartbeat in app.steps["worker"]
+    assert DeclareQuarantine in app.steps["consumer"]
+
+
+@pytest.mark.parametrize("option", ["transactional", "irreversible", "exclusive"])
+def test_an_option_that_does_not_exist_yet_is_refused(outbox, option):
+    with pytest.raises(Exception, match=f"does not have {option}"):
+        add_task(outbox.app, **{option: True})
