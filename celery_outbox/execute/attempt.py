@@ -15,7 +15,6 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.core.classification import ClassifyHook, Verdict, classify, error_code
@@ -23,9 +22,9 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ResultMissing
+from celery_outbox.execute.fence import Fence, Write
 from celery_outbox.execute.payload import decode_result, encode_result
 from celery_outbox.log import log_event
-from celery_outbox.store import transitions
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
@@ -94,6 +93,10 @@ class Attempt:
         return self.job.attempt
 
     @property
+    def _fence(self) -> Fence:
+        return Fence(self.guard.tables, self.job.id, self.lease.token, self.number, self.lease.by)
+
+    @property
     def has_succeeded(self) -> bool:
         """Whether the job's success is stored, by this attempt or an earlier one."""
         return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
@@ -130,27 +133,8 @@ class Attempt:
     def resume_as(self, new: NewJob) -> None:
         """End the attempt because the body sent its own id again."""
         error = self.retry_error
-        took = self._settle(
-            State.RETRYING,
-            lambda connection: transitions.resume_as(
-                connection,
-                self.guard.tables,
-                self.job.id,
-                self.lease.token,
-                attempt=self.number,
-                actor=self.lease.by,
-                task=new.task,
-                queue=new.queue,
-                envelope=new.envelope,
-                body=new.body,
-                available_at=new.available_at,
-                expires_at=new.expires_at,
-                result_key=new.result_key,
-                max_attempts=new.max_attempts,
-                error_code=None if error is None else self._classify(error).error_code,
-            ),
-        )
-        if not took:
+        code = None if error is None else self._classify(error).error_code
+        if not self._settle(State.RETRYING, self._fence.resume_as(new, code)):
             # Not raised here: Task.retry() would turn it into a rejected message.
             self._lose()
 
@@ -184,19 +168,7 @@ class Attempt:
             # Celery fails such a task too, unless nobody wants the result.
             if not self.task.request.ignore_result:
                 raise
-        took = self._settle(
-            State.SUCCEEDED,
-            lambda connection: transitions.succeed(
-                connection,
-                self.guard.tables,
-                self.job.id,
-                self.lease.token,
-                attempt=self.number,
-                actor=self.lease.by,
-                result=result,
-                result_type=result_type,
-            ),
-        )
+        took = self._settle(State.SUCCEEDED, self._fence.succeed(result, result_type))
         if not took:
             raise self._lose()
         return value
@@ -279,20 +251,8 @@ class Attempt:
         )
 
     def _retry(self, verdict: Verdict, delay: float, error: Exception | None) -> Exception:
-        took = self._settle(
-            State.RETRYING,
-            lambda connection: transitions.retry(
-                connection,
-                self.guard.tables,
-                self.job.id,
-                self.lease.token,
-                attempt=self.number,
-                actor=self.lease.by,
-                error_code=verdict.error_code,
-                error_detail=self._detail(error),
-                delay=delay,
-            ),
-        )
+        detail = self._detail(error)
+        took = self._settle(State.RETRYING, self._fence.retry(verdict.error_code, detail, delay))
         if not took:
             return self._lose()
         # Celery marks the task as being retried and acknowledges the delivery.
@@ -302,26 +262,16 @@ class Attempt:
         return Retry(exc=reason, when=delay)
 
     def _quarantine(self, verdict: Verdict, reason: Reason, error: Exception) -> Exception:
+        copy = not self.guard.broker_dead_letters(self.job.queue)
+        detail = self._detail(error)
         took = self._settle(
-            State.QUARANTINED,
-            lambda connection: transitions.quarantine(
-                connection,
-                self.guard.tables,
-                self.job.id,
-                self.lease.token,
-                attempt=self.number,
-                actor=self.lease.by,
-                reason=reason,
-                error_code=verdict.error_code,
-                error_detail=self._detail(error),
-                copy=not self.guard.broker_dead_letters(self.job.queue),
-            ),
+            State.QUARANTINED, self._fence.quarantine(reason, verdict.error_code, detail, copy)
         )
         if not took:
             return self._lose()
         return error
 
-    def _settle(self, end: State, write: Callable[[Connection], bool]) -> bool:
+    def _settle(self, end: State, write: Write) -> bool:
         self.settled = True
         try:
             took = self._write_end(end, write)
@@ -331,7 +281,7 @@ class Attempt:
         self.ended = end if took else None
         return took
 
-    def _write_end(self, end: State, write: Callable[[Connection], bool]) -> bool:
+    def _write_end(self, end: State, write: Write) -> bool:
         try:
             return self.guard.settle(str(end), write)
         except SoftTimeLimitExceeded:

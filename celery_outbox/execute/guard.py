@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
 from celery import Celery, Task, signals, states
 from celery.app.task import Context
-from celery.app.trace import TraceInfo, trace_ok_t
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.app.trace import trace_ok_t
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -45,9 +43,11 @@ from celery_outbox.exceptions import (
 )
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
+from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
+from celery_outbox.execute.traced import ended_by
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions
@@ -118,7 +118,7 @@ class Guard:
             # Whatever it is, the next delivery must not die of it as well, nor be lost.
             log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
             if delivery.redelivered:
-                return _without_body(Reject(error_code(error), requeue=False), states.REJECTED)
+                return ended_by(Reject(error_code(error), requeue=False))
             return self._put_back(delivery, type(error).__name__)
         return self._run(tracer, started, request) if isinstance(started, Attempt) else started
 
@@ -144,20 +144,18 @@ class Guard:
             log_event(
                 logger, logging.ERROR, "outbox.task_mismatch", job=job.id, message_task=task.name
             )
-            return _without_body(
-                Reject("its job is of another task", requeue=False), states.REJECTED
-            )
+            return ended_by(Reject("its job is of another task", requeue=False))
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
         if isinstance(decision, Expire):
             self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
-        return _without_body(Ignore(type(decision).__name__.lower()), states.IGNORED)
+        return ended_by(Ignore(type(decision).__name__.lower()))
 
     def _put_back(self, delivery: Delivery, why: str) -> trace_ok_t:
         log_event(logger, logging.ERROR, "outbox.claim_failed", job=delivery.job_id, error=why)
         # The broker delivers it again at once; without a pause that is a hot loop.
         pause(LONGEST_PAUSE)
-        return _without_body(Reject("the job cannot be claimed", requeue=True), states.REJECTED)
+        return ended_by(Reject("the job cannot be claimed", requeue=True))
 
     def settle(self, what: str, write: Callable[[Connection], bool]) -> bool:
         """Write the end of an attempt; waits for a database that is away.
@@ -280,16 +278,16 @@ class Guard:
             # before_start or a signal receiver failed, so the body was never reached.
             error = traced.info.retval
             ends_with = attempt.fail_outside_body(error)
-            return traced if ends_with is error else _signal(ends_with)
+            return traced if ends_with is error else ended_by(ends_with)
         if attempt.keep_from_broker:
-            return _signal(Ignore("its copy went through the outbox"))
+            return ended_by(Ignore("its copy went through the outbox"))
         if attempt.has_succeeded and traced.info.state == states.FAILURE:
             # A callback could not be sent. The next delivery finds the result and sends it;
             # what fails then fails for good, and the message shows it in the quarantine queue.
             log_event(logger, logging.ERROR, "outbox.callback_failed", job=attempt.job_id)
             if not (request.get("delivery_info") or {}).get("redelivered"):
                 pause(LONGEST_PAUSE)
-                return _signal(Reject("a callback could not be sent", requeue=True))
+                return ended_by(Reject("a callback could not be sent", requeue=True))
         return traced
 
     def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:
@@ -306,7 +304,8 @@ class Guard:
             if name not in ("id", "task", "eta"):
                 request[name] = value
         request.update(call.embed)
-        _fix_callback_ids(job.id, request.get("callbacks"), request.get("errbacks"))
+        fix_callback_ids(job.id, "link", request.get("callbacks"))
+        fix_callback_ids(job.id, "link_error", request.get("errbacks"))
         # Celery counts retries, this package counts attempts.
         request["retries"] = max(attempt.number - 1, 0)
         request["args"], request["kwargs"] = call.args, call.kwargs
@@ -344,39 +343,3 @@ def _lease(job: Job) -> Lease | None:
 
 def _no_lease(job: Job) -> Lease:
     return Lease("", job.now, job.lease_token)
-
-
-def _fix_callback_ids(job_id: str, *callbacks: Any) -> None:
-    """Give callbacks their ids before Celery does, the same ids for each delivery.
-
-    A callback that is sent a second time, because a worker died between settle and ack, is
-    absorbed by the primary key.
-    """
-    numbered = (
-        (kind, number, each)
-        for kind, found in enumerate(callbacks)
-        for number, each in enumerate(found or ())
-    )
-    for kind, number, callback in numbered:
-        # Chains, groups and chords give ids to their own parts.
-        if isinstance(callback, dict) and not callback.get("subtask_type"):
-            options = callback.setdefault("options", {})
-            name = f"{job_id}|{'link' if kind == 0 else 'link_error'}|{number}"
-            options.setdefault("task_id", str(uuid.uuid5(_CALLBACKS, name)))
-
-
-#: Namespace of callback ids (RFC 9562 section 6.5: any fixed UUID serves).
-_CALLBACKS = uuid.UUID("b7d9b2ae-6c2f-5f3e-9c0e-0f5e4e8f2a11")
-
-
-def _signal(signal: Exception) -> trace_ok_t:
-    state = states.RETRY if isinstance(signal, Retry) else states.IGNORED
-    return _without_body(signal, states.REJECTED if isinstance(signal, Reject) else state)
-
-
-def _without_body(signal: Exception, state: str) -> trace_ok_t:
-    """What a tracer returns for a task that ended by one of Celery's signals."""
-    try:
-        raise signal
-    except (Ignore, Reject, Retry):
-        return trace_ok_t(ExceptionInfo(internal=True), TraceInfo(state, signal), 0.0, None)

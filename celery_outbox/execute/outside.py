@@ -13,6 +13,7 @@ from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import WAITING_STATES, State
+from celery_outbox.execute.fence import Fence
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from celery_outbox.store.job import Job
@@ -91,15 +92,8 @@ def end_revoked(guard: Guard, job_id: str) -> None:
         if job is None:
             return
         if job.state is State.RUNNING and job.leased_by == guard.worker_id():
-            transitions.retry(
-                connection,
-                guard.tables,
-                job_id,
-                job.lease_token,
-                attempt=job.attempt,
-                actor=guard.worker_id(),
-                error_code="revoked",
-            )
+            fence = Fence(guard.tables, job_id, job.lease_token, job.attempt, guard.worker_id())
+            fence.retry("revoked", None, 0.0)(connection)
         transitions.cancel(connection, guard.tables, job, actor=guard.worker_id())
 
     guard.database.write(write)
@@ -113,27 +107,9 @@ def _follow(connection: Connection, guard: Guard, task: Task, job: Job, reason: 
         policy=guard.policy_of(task),
         random=random.random(),
     )
-    actor = guard.worker_id()
+    fence = Fence(guard.tables, job.id, job.lease_token, job.attempt, guard.worker_id())
     if isinstance(step, RetryIn):
-        transitions.retry(
-            connection,
-            guard.tables,
-            job.id,
-            job.lease_token,
-            attempt=job.attempt,
-            actor=actor,
-            error_code=str(reason),
-            delay=step.delay,
-        )
+        fence.retry(str(reason), None, step.delay)(connection)
     else:
-        transitions.quarantine(
-            connection,
-            guard.tables,
-            job.id,
-            job.lease_token,
-            attempt=job.attempt,
-            actor=actor,
-            reason=step.reason,
-            error_code=str(reason),
-            copy=not guard.broker_dead_letters(job.queue),
-        )
+        copy = not guard.broker_dead_letters(job.queue)
+        fence.quarantine(step.reason, str(reason), None, copy)(connection)
