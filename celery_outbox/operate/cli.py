@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +16,9 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_outbox.app import Outbox
 from celery_outbox.core.states import State
+from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import OutboxError
+from celery_outbox.operate.logs import log_to_stderr
 from celery_outbox.operate.status import JobStatus, QuarantineEntry, as_plain
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -70,35 +70,55 @@ def _readable_errors() -> Iterator[None]:
 
 
 @command("init")
-def init(outbox: Outbox) -> None:
+@JSON
+def init(outbox: Outbox, as_json: bool) -> None:
     """Make the outbox tables; safe to repeat."""
     made = outbox.init()
+    if as_json:
+        _print_json({"made": made})
+        return
     click.echo("The outbox tables are ready." if made else "The outbox tables were there already.")
 
 
 @command("dispatch")
 @click.option("--once", is_flag=True, help="Publish what is due and exit.")
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the log.")
-def dispatch(outbox: Outbox, once: bool, loglevel: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Log, and answer --once, in JSON.")
+def dispatch(outbox: Outbox, once: bool, loglevel: str, as_json: bool) -> None:
     """Publish recorded jobs until SIGTERM or Ctrl-C."""
-    _log(loglevel)
+    log_to_stderr(loglevel, as_json)
     dispatcher = outbox.dispatcher()
-
-    def stop(signum: int, frame: Any) -> None:
-        dispatcher.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
     if not once:
-        dispatcher.run()
+        with _stopped_by_signals(dispatcher):
+            dispatcher.run()
         return
-    done = dispatcher.drain()
-    click.echo(f"published {done.published}, refused {done.refused}")
+    with _stopped_by_signals(dispatcher):
+        done = dispatcher.drain()
+    if as_json:
+        outage = None if done.outage is None else type(done.outage).__name__
+        _print_json({"published": done.published, "refused": done.refused, "outage": outage})
+    else:
+        click.echo(f"published {done.published}, refused {done.refused}")
     if done.outage is not None:
         raise click.ClickException(
             f"The broker cannot be used ({type(done.outage).__name__}: {done.outage}); "
             "what is not published stays in the database."
         )
+
+
+@contextmanager
+def _stopped_by_signals(dispatcher: Dispatcher) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the dispatcher after the batch in flight."""
+
+    def stop(signum: int, frame: Any) -> None:
+        dispatcher.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @command("maintain")
@@ -152,11 +172,11 @@ def list_jobs(outbox: Outbox, older_than: float | None, as_json: bool, **filters
 
 
 @command("cancel")
-@click.argument("job_id")
-def cancel(outbox: Outbox, job_id: str) -> None:
-    """Take JOB_ID back before it runs."""
-    outbox.control.cancel(job_id)
-    click.echo(f"{job_id} is cancelled.")
+@click.argument("job_ids", nargs=-1, required=True)
+@JSON
+def cancel(outbox: Outbox, job_ids: Sequence[str], as_json: bool) -> None:
+    """Take JOB_IDS back before they run."""
+    _each(outbox, job_ids, outbox.control.cancel, "is cancelled", as_json)
 
 
 @outbox.group("quarantine")
@@ -204,20 +224,43 @@ def quarantine_show(outbox: Outbox, job_id: str, as_json: bool) -> None:
 
 @quarantine_command("replay")
 @click.argument("job_ids", nargs=-1, required=True)
-def quarantine_replay(outbox: Outbox, job_ids: Sequence[str]) -> None:
+@JSON
+def quarantine_replay(outbox: Outbox, job_ids: Sequence[str], as_json: bool) -> None:
     """Send JOB_IDS back to the queue, with all their attempts before them."""
-    for job_id in job_ids:
-        outbox.control.replay(job_id)
-        click.echo(f"{job_id} is queued again.")
+    _each(outbox, job_ids, outbox.control.replay, "is queued again", as_json)
 
 
 @quarantine_command("discard")
 @click.argument("job_ids", nargs=-1, required=True)
-def quarantine_discard(outbox: Outbox, job_ids: Sequence[str]) -> None:
+@JSON
+def quarantine_discard(outbox: Outbox, job_ids: Sequence[str], as_json: bool) -> None:
     """Give JOB_IDS up; the journal keeps why they were in quarantine."""
+    _each(outbox, job_ids, outbox.control.discard, "is discarded", as_json)
+
+
+def _each(
+    outbox: Outbox,
+    job_ids: Sequence[str],
+    act: Callable[[str], None],
+    done: str,
+    as_json: bool,
+) -> None:
+    """Act on each job; one that cannot be acted on does not stop the others."""
+    results: list[dict[str, Any]] = []
     for job_id in job_ids:
-        outbox.control.discard(job_id)
-        click.echo(f"{job_id} is discarded.")
+        try:
+            act(job_id)
+        except OutboxError as error:
+            results.append({"id": job_id, "error": str(error)})
+            click.echo(f"Error: {error}", err=True)
+            continue
+        results.append({"id": job_id, "state": outbox.job(job_id).state})
+        if not as_json:
+            click.echo(f"{job_id} {done}.")
+    if as_json:
+        _print_json(results)
+    if any("error" in result for result in results):
+        raise click.exceptions.Exit(1)
 
 
 def _answers(job: JobStatus) -> list[tuple[str, str]]:
@@ -273,12 +316,3 @@ def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str], as_json: boo
 
 def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
-
-
-def _log(level: str) -> None:
-    numeric = logging.getLevelName(level.upper())
-    if not isinstance(numeric, int):
-        raise click.BadParameter(f"{level!r} is not a log level", param_hint="--loglevel")
-    logging.basicConfig(
-        stream=sys.stderr, level=numeric, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )

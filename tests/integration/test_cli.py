@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.operate import cli
+from celery_outbox.operate.logs import JsonFormatter
 from celery_outbox.store import transitions
 from tests.factories import Database, add_task, open_outbox
 
@@ -127,6 +129,38 @@ def test_the_wrong_state_is_an_error_that_says_which_is_right(
     result = run(*arguments)
     assert result.exit_code == 1
     assert complaint in result.output
+
+
+def test_every_command_answers_in_json(run: Run) -> None:
+    assert rows(run("init", "--json")) == {"made": False}
+    assert rows(run("cancel", "--json", "import-1")) == [{"id": "import-1", "state": "cancelled"}]
+    assert rows(run("quarantine", "replay", "--json", "export-2")) == [
+        {"id": "export-2", "state": "queued"}
+    ]
+
+
+def test_one_job_that_cannot_be_replayed_does_not_stop_the_others(run: Run, outbox: Outbox) -> None:
+    result = run("quarantine", "replay", "no-such-job", "export-1", "export-2")
+    assert result.exit_code == 1
+    assert "There is no job 'no-such-job'" in result.output
+    assert "export-1" in result.output
+    assert outbox.job("export-2").state == "queued"
+
+
+def test_dispatch_says_in_json_what_it_did_and_why_it_stopped(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "log_to_stderr", lambda level, as_json: None)
+    result = run("dispatch", "--once", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["outage"] is not None
+
+
+def test_the_dispatchers_log_can_be_json() -> None:
+    record = logging.LogRecord("celery_outbox", logging.INFO, "", 0, "outbox.x n=1", (), None)
+    record.outbox_event, record.outbox_n = "outbox.x", 1
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["n"], line["level"]) == ("outbox.x", 1, "INFO")
 
 
 def test_journal_names_who_did_it(run: Run) -> None:
