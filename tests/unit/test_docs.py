@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from celery_outbox import Outbox, exceptions
 from celery_outbox.config import Config
 from celery_outbox.core.classification import PERMANENT_TYPES
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import FINAL_STATES, TRANSITIONS
+from celery_outbox.store.journal import Event
 from tests.processes import REPOSITORY, Processes
 from tests.wait import eventually
 
@@ -249,6 +251,39 @@ def test_every_quarantine_reason_has_a_row_for_the_operator():
     assert sorted(rows) == sorted(str(reason) for reason in Reason)
 
 
+def test_every_journal_line_that_is_no_transition_is_explained():
+    text = (DOCS / "concepts.rst").read_text(encoding="utf-8")
+    start = text.index("The journal has a few more lines")
+    explained = set(re.findall(r"``(\w+)`` \(", text[start : text.index("\n\n", start)]))
+    meant = Event.__doc__ or ""
+    meant = meant[meant.index("transition, or") : meant.index("state:")]
+    assert explained == set(re.findall(r"``(\w+)``", meant))
+
+
+def test_every_error_of_a_call_is_explained():
+    text = (DOCS / "howto" / "sessions.rst").read_text(encoding="utf-8")
+    explained = re.findall(r"^``(\w+)``$", text[text.index("Errors at the call") :], re.M)
+    kinds = {kind.__name__ for kind in exceptions.RecordError.__subclasses__()}
+    assert set(explained) == kinds
+
+
+def test_every_decision_has_a_place_in_the_index():
+    index = (DOCS / "decisions" / "index.rst").read_text(encoding="utf-8")
+    pages = sorted(page.stem for page in (DOCS / "decisions").glob("[0-9]*.rst"))
+    assert re.findall(r"^   (\d\d-\S+)$", index, re.M) == pages
+
+
+def test_the_log_events_and_outbox_attributes_that_the_pages_name_exist():
+    package = REPOSITORY / "celery_outbox"
+    source = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    wrong = []
+    for page in PAGES:
+        for word in re.findall(r"``outbox\.(\w+)[^`]*``", page.read_text(encoding="utf-8")):
+            if f'"outbox.{word}"' not in source and not hasattr(Outbox, word):
+                wrong.append((name(page), word))
+    assert wrong == []
+
+
 def test_every_permanent_error_class_is_named():
     text = (DOCS / "howto" / "errors.rst").read_text(encoding="utf-8")
     assert [kind.__name__ for kind in PERMANENT_TYPES if f"``{kind.__name__}``" not in text] == []
@@ -288,4 +323,6 @@ def test_the_commands_page_has_every_command_with_its_options():
         for param in command.params:
             if param.param_type_name == "option":
                 assert f"``{max(param.opts, key=len)}" in text
+        # cli.rst says it of all of them.
+        assert any("--json" in param.opts for param in command.params), path
     assert ".. outbox-commands::" in (DOCS / "reference" / "cli.rst").read_text()
