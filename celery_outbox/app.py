@@ -304,7 +304,7 @@ class Outbox:
         bind = getattr(self._session, "get_bind", None)
         if isinstance(self._session, scoped_session) and bind is not None:
             found = bind()
-            return found if isinstance(found, Engine) else found.engine
+            return transactional(found if isinstance(found, Engine) else found.engine)
         raise ConfigurationError(
             setting="outbox_database_url",
             problem="no database is configured",

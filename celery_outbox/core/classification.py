@@ -83,6 +83,9 @@ def http_status(error: BaseException) -> int | None:
     Known by their shape: ``error.response.status_code`` (requests, httpx),
     ``error.status`` (aiohttp) and ``error.code`` (urllib).
     """
+    if not isinstance(error, Exception):
+        # The code of SystemExit is a process's.
+        return None
     response = _attribute(error, "response")
     candidates = (
         _attribute(response, "status_code"),

@@ -86,6 +86,7 @@ def decide(
     redelivered: bool,
     copied: bool = False,
     same_task: bool = True,
+    outdated: bool = False,
 ) -> Decision:
     """What a worker does with a delivery.
 
@@ -94,12 +95,14 @@ def decide(
         now: the database's clock.
         redelivered: the broker says that it delivered this message before.
         same_task: the message names the task that the job has.
+        outdated: the message is of an earlier attempt, since which the job may have become one of
+            another task (``self.replace``).
         copied: a copy of the quarantined job went to the quarantine queue through the outbox.
     """
     if job is None:
         return Unknown()
     if not same_task:
-        return Mismatch()
+        return Drop() if outdated else Mismatch()
     if job.state is State.SUCCEEDED:
         return ReturnStored()
     if job.state is State.QUARANTINED:

@@ -32,7 +32,7 @@ def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, 
     serializer = task.serializer or guard.app.conf.task_serializer
     body, content_type, encoding = encode_call(guard.app, call, serializer)
     # A client without the outbox counts its retries in the message.
-    retries = int(delivery.request.get("retries") or 0)
+    retries = delivery.attempts_before
     template = getattr(task, "result_key", None)
     new = NewJob(
         id=delivery.job_id,

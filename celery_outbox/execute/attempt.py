@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -242,13 +243,21 @@ class Attempt:
         if isinstance(error, EncodeError):
             # The result cannot be stored; another run would return the like.
             return Verdict(True, error_code(error))
-        return classify(
+        by_task = partial(
+            classify,
             error,
             now=datetime.now(timezone.utc),
             permanent_for=tuple(getattr(task, "permanent_for", ())),
             retry_for=tuple(getattr(task, "retry_for", ())),
-            hook=_classify_hook(task),
         )
+        try:
+            return by_task(hook=_classify_hook(task))
+        except Exception:
+            # The hook is wrong; the attempt must end all the same.
+            log_event(
+                logger, logging.ERROR, "outbox.classify_failed", exc_info=True, job=self.job.id
+            )
+            return by_task()
 
     def _retry(self, verdict: Verdict, delay: float, error: Exception | None) -> Exception:
         detail = self._detail(error)

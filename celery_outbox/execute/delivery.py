@@ -55,6 +55,11 @@ class Delivery:
         )
 
     @property
+    def attempts_before(self) -> int:
+        """Attempts that the job had when the message was published."""
+        return int(self.request.get("retries") or 0)
+
+    @property
     def expires_at(self) -> datetime | None:
         """When the message says that it expires."""
         value = self.request.get("expires")

@@ -209,6 +209,7 @@ class Guard:
         decision = decide(
             job.facts,
             same_task=job.task == task.name,
+            outdated=delivery.is_claim_check and delivery.attempts_before < job.attempt,
             now=job.now,
             redelivered=delivery.redelivered,
             copied=job.finished_at is not None

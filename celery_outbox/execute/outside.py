@@ -13,6 +13,8 @@ from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import WAITING_STATES, State
+from celery_outbox.execute import adoption
+from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.fence import Fence
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
@@ -82,6 +84,23 @@ def end_waiting(guard: Guard, job_id: str, queue: str | None, reason: Reason) ->
         return jobs.get(connection, guard.tables, job_id)
 
     return guard.database.write(write)
+
+
+def end_unreadable(guard: Guard, task: Task, delivery: Delivery) -> Job | None:
+    """Quarantine the job of a message whose body no worker can read; a message that has no job
+    gets one, without its arguments.
+
+    Returns:
+        The job afterwards.
+    """
+    job = end_waiting(guard, delivery.job_id, delivery.queue, Reason.UNDECODABLE)
+    if job is not None:
+        return job
+    return guard.database.write(
+        lambda connection: adoption.quarantine(
+            connection, guard, task, delivery, Reason.UNDECODABLE
+        )
+    )
 
 
 def end_revoked(guard: Guard, job_id: str) -> None:

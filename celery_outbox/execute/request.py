@@ -22,7 +22,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
-from celery_outbox.execute.outside import end_lost, end_revoked, end_waiting
+from celery_outbox.execute.callback_id import fix_callback_ids
+from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.outside import end_lost, end_revoked, end_unreadable
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
@@ -82,13 +84,12 @@ class OutboxRequest(Request):
             return
         worker_state.task_ready(self)
         guard = self.task.outbox.guard
+        delivery = Delivery.of(self.id, self._request_dict)
         try:
             if reason is Reason.UNDECODABLE:
-                queue = self.delivery_info.get("routing_key")
-                job = end_waiting(guard, self.id, queue, reason)
+                job = end_unreadable(guard, self.task, delivery)
             else:
-                before = int(self._request_dict.get("retries") or 0)
-                job = end_lost(guard, self.task, self.id, reason, before)
+                job = end_lost(guard, self.task, self.id, reason, delivery.attempts_before)
         except (SQLAlchemyError, SchemaError):
             # Not acknowledged: the attempt may not even have been claimed.
             log_event(logger, logging.ERROR, "outbox.end_failed", exc_info=True, job=self.id)
@@ -117,6 +118,7 @@ class OutboxRequest(Request):
         except Undecodable:
             call = None
         if call is not None:
+            fix_callback_ids(self.id, "link_error", call.embed.get("errbacks"))
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs

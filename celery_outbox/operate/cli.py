@@ -124,7 +124,8 @@ def _stopped_by_signals(dispatcher: Dispatcher) -> Iterator[None]:
 @command("maintain")
 @JSON
 def maintain(outbox: Outbox, as_json: bool) -> None:
-    """Take back the jobs of silent workers and end what has expired; the dispatcher does it too."""
+    """Take back the jobs of silent workers, publish lost messages again, and end what has
+    expired. A running dispatcher does all this by itself."""
     done = outbox.maintenance.run()
     if as_json:
         _print_json(asdict(done))
@@ -292,7 +293,8 @@ def _answers(job: JobStatus) -> list[tuple[str, str]]:
 def _published(job: JobStatus) -> str:
     if job.published_at is not None:
         return job.published_at.isoformat()
-    return "by a client without the outbox" if job.deliveries else "not yet"
+    # Of a client without the outbox; or its dispatcher died between the confirm and the mark.
+    return "not marked, but delivered" if job.deliveries else "not yet"
 
 
 def _print_json(value: Any) -> None:

@@ -164,11 +164,12 @@ class Recorder:
             if connection is not None:
                 self._insert(connection, new)
                 return
-        if self._require_transaction:
+        running = running_job.get()
+        is_callback = running is not None and running.settled
+        if self._require_transaction and not is_callback:
             raise NoTransaction(task=task)
         work = partial(self._database.write, lambda connection: self._insert(connection, new))
-        running = running_job.get()
-        if running is not None and running.settled:
+        if is_callback:
             # A callback of a job that has succeeded: its own transaction is over, so it waits
             # for a database that is away as long as a claim does.
             patiently(work, timeout=self._database_timeout, what="callback")

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
 from celery_outbox.execute import guard as guarding
 from celery_outbox.store import job as jobs
-from tests.factories import Database, make_stock_app, return_nothing
+from tests.factories import Database, make_stock_app, open_outbox, return_nothing
 from tests.factories import add_task as register
 
 #: What Celery says when its own part of a delivery fails, as some of these tests make it.
@@ -310,6 +310,37 @@ def test_a_message_whose_id_cannot_be_stored_is_quarantined_under_another(outbox
     [entry] = outbox.control.quarantined()
     assert entry.id.startswith("invalid-")
     assert entry.reason == "undecodable"
+
+
+def test_an_old_message_of_a_replaced_task_is_dropped(outbox, recorded):
+    other = add_task(outbox.app, name="shop.other")
+    task = add_task(outbox.app, lambda self: self.replace(other.si()), bind=True)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1", retries=0)
+    assert again(task, "job-1") == "IGNORED"
+    assert recorded.job("job-1").state == "retrying"
+
+
+def test_a_classify_hook_that_raises_leaves_the_decision_to_the_defaults(outbox, recorded):
+    def classify(error):
+        raise RuntimeError("wrong")
+
+    task = add_task(outbox.app, raising(OSError()), classify=classify)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "RETRY"
+    assert recorded.job("job-1").state == "retrying"
+
+
+def test_callbacks_need_no_transaction_of_a_caller(installed_url):
+    with open_outbox(
+        installed_url, init=False, outbox_require_transaction=True, result_backend="cache+memory://"
+    ) as outbox:
+        recorded = Database(outbox.engine, outbox.tables)
+        task = add_task(outbox.app)
+        with outbox.engine.begin() as connection, outbox.use(connection):
+            task.apply_async(task_id="job-1", link=task.si(1))
+        assert deliver(task, "job-1") == "SUCCESS"
+        assert recorded.counts()[0] == 2
 
 
 def test_a_payload_that_cannot_be_read_is_quarantined(outbox, recorded):
