@@ -23,7 +23,7 @@ from celery_outbox.config import Config
 from celery_outbox.context import running_job
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
-from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.exceptions import ConfigurationError, UnusableSession
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.operate.control import Control
@@ -152,6 +152,8 @@ class Outbox:
         Arguments:
             session: a SQLAlchemy Session, scoped_session or Connection.
         """
+        if session is None:
+            raise UnusableSession(task="(any)", kind="NoneType", remedy="pass a session")
         token = self._ambient.set(session)
         try:
             yield
@@ -170,6 +172,10 @@ class Outbox:
         options: dict[str, Any],
     ) -> AsyncResult:
         """Record a task call; what :meth:`OutboxTask.apply_async` does."""
+        template = getattr(task, "result_key", None)
+        if template is not None:
+            # Without a store the job would only fail in the worker.
+            _ = self.result_store
         return self._recorder.record_call(
             task,
             celery_apply_async,
@@ -178,7 +184,7 @@ class Outbox:
             task_id=task_id,
             owners=self._owners(session),
             max_attempts=self.guard.policy_of(task).max_attempts,
-            result_key_template=getattr(task, "result_key", None),
+            result_key_template=template,
             options=options,
         )
 

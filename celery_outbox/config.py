@@ -208,7 +208,7 @@ def _check_types(config: Config) -> None:
         wrong_bool = isinstance(value, bool) and bool not in kinds
         if wrong_bool or not isinstance(value, kinds):
             # Without the value: it may hold the database's password.
-            raise _unusable(field.name, f"it is a {type(value).__name__}, not a {field.type}")
+            raise _unusable(field.name, f"it is of type {type(value).__name__}, not {field.type}")
 
 
 def _outbox_keys(conf: Mapping[str, Any]) -> set[str]:

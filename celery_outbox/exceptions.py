@@ -15,7 +15,7 @@ class OutboxError(Exception):
 
     def __str__(self) -> str:
         text = " ".join(inspect.cleandoc(type(self).__doc__ or "").split())
-        return text.format(**self.facts)
+        return text.format(**self.facts).strip()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,7 +58,7 @@ class InvalidJobId(RecordError):
 
 
 class UnserializableArgument(RecordError):
-    """Task {task} cannot be recorded: {argument} (a {kind}) cannot be serialized with
+    """Task {task} cannot be recorded: {argument} (type {kind}) cannot be serialized with
     {serializer!r}. Pass data instead of objects, or register a type with
     kombu.utils.json.register_type."""
 
@@ -83,7 +83,8 @@ class JobIdTaken(RecordError):
 
 
 class InvalidResultKey(RecordError):
-    """Task {task} has no usable result key: {template!r} gives {problem}."""
+    """Task {task} has no usable result key: {template!r} does not work ({problem}). It may hold
+    {{job_id}}, positions of arguments like {{0}}, and names of keyword arguments."""
 
 
 class NoTransaction(RecordError):

@@ -6,6 +6,15 @@ import logging
 from typing import Any
 
 
+def cause(error: BaseException) -> str:
+    """An error of the database, the broker or this package in one line: what an operator needs.
+
+    Only the first line of what the driver says: statements and parameters come after it.
+    """
+    text = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+    return f"{type(error).__name__} ({text[:300]})" if text else type(error).__name__
+
+
 def log_event(
     logger: logging.Logger, level: int, name: str, *, exc_info: bool = False, **fields: Any
 ) -> None:

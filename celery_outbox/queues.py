@@ -10,14 +10,27 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from celery_outbox.config import Config
+from celery_outbox.exceptions import ConfigurationError
 
 #: From this version on, Celery consumes quorum queues (it sets the prefetch per consumer).
 _QUORUM_SINCE = (5, 5)
 
 
 def is_rabbitmq(app: Celery) -> bool:
-    """Whether the app's broker speaks AMQP; opens no connection."""
-    return bool(app.connection_for_write().transport.driver_type == "amqp")
+    """Whether the app's broker speaks AMQP; opens no connection.
+
+    Raises:
+        ConfigurationError: kombu has no transport for the broker's URL.
+    """
+    try:
+        return bool(app.connection_for_write().transport.driver_type == "amqp")
+    except (KeyError, ImportError) as error:
+        # Without the URL: it may hold a password.
+        raise ConfigurationError(
+            setting="broker_url",
+            problem=f"its transport cannot be used ({error})",
+            remedy="Example: amqp://user:password@host//",
+        ) from error
 
 
 def consumes_quorum_queues() -> bool:

@@ -73,11 +73,31 @@ class OutboxTask(Task):
                     what=f"{option}=... (task {cls.name})",
                     remedy="Remove it, or install a version that has it.",
                 )
+        cls._check_options()
         # Also for apps whose task_cls is another one.
         Outbox.of(app)
         app.steps["worker"].add(Heartbeat)
         app.steps["consumer"].add(DeclareQuarantine)
         super().on_bound(app)
+
+    @classmethod
+    def _check_options(cls) -> None:
+        expected: dict[str, tuple[Any, str]] = {
+            "max_attempts": (int, "a whole number of at least 1"),
+            "retry_policy": (RetryPolicy, "a RetryPolicy"),
+            "permanent_for": (tuple, "a tuple of exception classes"),
+            "retry_for": (tuple, "a tuple of exception classes"),
+            "result_key": (str, "text such as 'reports/{job_id}.csv'"),
+        }
+        for option, (kind, what) in expected.items():
+            value = getattr(cls, option)
+            wrong = value is not None and not isinstance(value, kind)
+            if wrong or (option == "max_attempts" and value is not None and value < 1):
+                raise ConfigurationError(
+                    setting=f"{option} of task {cls.name}",
+                    problem=f"{value!r} is not {what}",
+                    remedy="",
+                )
 
     # -- calling -----------------------------------------------------------------------
 
@@ -222,11 +242,17 @@ class OutboxTask(Task):
 
     @property
     def filled_result_key(self) -> str | None:
-        """This job's ``result_key`` with its placeholders filled in; ``None``: it has none."""
+        """This job's ``result_key`` with its placeholders filled in; ``None``: it has none.
+
+        Raises:
+            NotInJob: in a direct call, which has no id.
+        """
         attempt = self._attempt()
         if attempt is not None:
             return attempt.job.result_key
         request = self.request
+        if request.id is None and self.result_key is not None:
+            raise NotInJob(what="the filled result key", task=self.name)
         return fill_result_key(
             self.name, self.result_key, str(request.id), request.args, request.kwargs
         )

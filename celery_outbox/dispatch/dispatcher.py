@@ -30,6 +30,7 @@ from celery_outbox.dispatch.publisher import Outcome, Publisher, Report
 from celery_outbox.dispatch.wakeup import Wakeup, open_wakeup
 from celery_outbox.dispatch.wire import JSON, Wire, build
 from celery_outbox.exceptions import SchemaError
+from celery_outbox.log import cause as describe
 from celery_outbox.log import log_event
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
@@ -131,22 +132,22 @@ class Dispatcher:
                         if done.claimed == 0:
                             self._wakeup.wait(self._idle_seconds(maintain_at))
                         continue
-                    cause: BaseException = done.outage
+                    trouble: BaseException = done.outage
                 except SchemaError:
                     raise
                 except SQLAlchemyError as error:
-                    cause = error
+                    trouble = error
                 except Exception as error:
                     # The rows come back when the dispatcher's lease ends; one that does this
                     # each time must not end the daemon for all the others.
                     log_event(logger, logging.ERROR, "outbox.dispatch_failed", exc_info=True)
-                    cause = error
+                    trouble = error
                 pause = backoff.next(random.random())
                 log_event(
                     logger,
                     logging.WARNING,
                     "outbox.dispatch_paused",
-                    error=type(cause).__name__,
+                    error=describe(trouble),
                     pause=round(pause, 2),
                 )
                 self._stop.wait(pause)

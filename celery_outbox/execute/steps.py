@@ -10,9 +10,8 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.utils.nodenames import gethostname
 from celery.worker import state
-from sqlalchemy.exc import SQLAlchemyError
 
-from celery_outbox.log import log_event
+from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
 
 logger = logging.getLogger("celery_outbox.execute")
@@ -65,16 +64,14 @@ class Heartbeat(bootsteps.StartStopStep):
                     registered = True
                 self._outbox.database.write(self._beat)
             except Exception as error:  # a thread that ends would let every lease end
-                log_event(
-                    logger, logging.WARNING, "outbox.heartbeat_failed", error=type(error).__name__
-                )
+                log_event(logger, logging.WARNING, "outbox.heartbeat_failed", error=cause(error))
             if self._stop.wait(interval):
                 break
         try:
             self._outbox.database.write(
                 lambda c: workers.sign_off(c, self._outbox.tables, self._worker_id)
             )
-        except SQLAlchemyError:
+        except Exception:  # it ends anyway; the row is only a matter of tidiness
             log_event(logger, logging.WARNING, "outbox.sign_off_failed")
 
     def _register(self, connection: Any) -> None:

@@ -17,12 +17,18 @@ from sqlalchemy.exc import DBAPIError
 from celery_outbox.app import Outbox
 from celery_outbox.core.states import State
 from celery_outbox.dispatch.dispatcher import Dispatcher
-from celery_outbox.exceptions import OutboxError
+from celery_outbox.exceptions import ConfigurationError, OutboxError
 from celery_outbox.operate.logs import log_to_stderr
 from celery_outbox.operate.status import JobStatus, QuarantineEntry, as_plain
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-LIMIT = click.option("--limit", default=100, show_default=True, help="At most so many.")
+LIMIT = click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="At most so many.",
+)
 
 
 @click.group(name="outbox")
@@ -40,7 +46,17 @@ def outbox(context: click.Context) -> None:
     # Tasks and an explicit Outbox(app, ...) live in the app's modules.
     app.loader.import_default_modules()
     app.finalize()
-    context.obj = Outbox.of(app)
+    context.obj = found = Outbox.of(app)
+    try:
+        _ = found.engine
+    except ConfigurationError as error:
+        raise click.ClickException(f"{error} (app {app.main!r}: is -A right?)") from error
+    if not any(hasattr(task, "outbox") for task in app.tasks.values()):
+        click.echo(
+            f"Warning: no task of app {app.main!r} is an OutboxTask, so no call is recorded: "
+            'use Celery(..., task_cls="celery_outbox:OutboxTask").',
+            err=True,
+        )
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -294,7 +310,11 @@ def _published(job: JobStatus) -> str:
     if job.published_at is not None:
         return job.published_at.isoformat()
     # Of a client without the outbox; or its dispatcher died between the confirm and the mark.
-    return "not marked, but delivered" if job.deliveries else "not yet"
+    if job.deliveries:
+        return "not marked, but delivered"
+    if job.state in (str(State.QUEUED), str(State.RETRYING)):
+        return f"not yet, due {job.available_at.isoformat()}"
+    return "never"
 
 
 def _print_json(value: Any) -> None:

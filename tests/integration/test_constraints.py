@@ -46,7 +46,7 @@ def set_values(database: Database, start: State, **values) -> None:
         (State.QUEUED, {"reason": "permanent"}, "job_reason"),
         (State.CANCELLED, {"reason": "permanent"}, "job_reason"),
     ],
-    ids=str,
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else str(value),
 )
 def test_a_row_that_contradicts_itself_is_refused(database: Database, state, values, constraint):
     with pytest.raises(IntegrityError, match=f"outbox_{constraint}"):

@@ -12,7 +12,9 @@ from tests.wait import eventually
 
 PARENT_AND_CHILD = """
 import os, signal, sys
-print(os.fork(), flush=True)
+child = os.fork()
+if child:
+    print(child, flush=True)
 signal.pause()
 """
 

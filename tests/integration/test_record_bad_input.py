@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from celery_outbox import (
     ConfigurationError,
+    FileStore,
     InvalidJobId,
     OutboxTask,
     PayloadTooLarge,
@@ -136,14 +137,24 @@ def test_the_limit_counts_what_is_stored_and_is_exact(installed_url):
 
 
 @pytest.mark.parametrize(("args", "job_id"), [(("..",), "1"), ((), "1"), (("a",), "j" * 250)])
-def test_a_result_key_that_cannot_be_used_is_an_error_at_the_call(outbox, recorded, args, job_id):
+def test_a_result_key_that_cannot_be_used_is_an_error_at_the_call(
+    outbox, recorded, tmp_path, args, job_id
+):
+    outbox._result_store = FileStore(tmp_path)
     export = add_task(outbox.app, result_key="{0}/reports.{job_id}.csv")
     with pytest.raises(InvalidResultKey, match=r"shop\.export"):
         export.apply_async(args, task_id=job_id)
     assert recorded.counts() == NOTHING
 
 
-def test_a_result_key_is_filled_when_the_call_is_recorded(outbox, recorded):
+def test_a_result_key_without_a_result_store_is_an_error_at_the_call(outbox, recorded):
+    with pytest.raises(ConfigurationError, match="outbox_result_store"):
+        add_task(outbox.app, result_key="{job_id}").delay()
+    assert recorded.counts() == NOTHING
+
+
+def test_a_result_key_is_filled_when_the_call_is_recorded(outbox, recorded, tmp_path):
+    outbox._result_store = FileStore(tmp_path)
     export = add_task(outbox.app, result_key="reports/{0}-{job_id}.csv")
     export.apply_async((42,), task_id="export")
     assert recorded.job("export").result_key == "reports/42-export.csv"

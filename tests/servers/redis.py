@@ -32,7 +32,10 @@ class Redis:
         self.process = process
         with Client.from_url(url) as client:
             databases = int(client.config_get("databases")["databases"])
-        self._numbers = itertools.cycle(range(1, databases))
+        # A server from outside is shared by the processes of pytest-xdist: each has its own.
+        own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        step = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        self._numbers = itertools.cycle(range(1 + own, databases, step))
 
     @classmethod
     def start(cls, watchdog: Watchdog) -> Redis:
