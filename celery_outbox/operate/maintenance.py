@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +70,7 @@ class Maintenance:
         self._policy_of = policy_of
         self._queue_depth = queue_depth
         self._republish_after = republish_after
+        self._republish_at = time.monotonic()
         self._actor = f"maintenance:{gethostname()}:{os.getpid()}"
 
     def run(self) -> Maintained:
@@ -79,11 +81,19 @@ class Maintenance:
             sqlalchemy.exc.SQLAlchemyError: the database is away.
         """
         done = Maintained()
-        while self._database.write(lambda c: self._rescue(c, done)) == BATCH:
-            pass
-        while self._database.write(lambda c: self._expire(c, done)) == BATCH:
-            pass
-        self._republish(done)
+        found = BATCH
+        while found == BATCH:
+            found, rescued, quarantined = self._database.write(self._rescue)
+            done.rescued += rescued
+            done.quarantined += quarantined
+        found = BATCH
+        while found == BATCH:
+            found, expired = self._database.write(self._expire)
+            done.expired += expired
+        # It looks at every job that waits, so it is not done each time.
+        if time.monotonic() >= self._republish_at:
+            self._republish_at = time.monotonic() + self._republish_after / 10
+            self._republish(done)
         if done != Maintained():
             log_event(
                 logger,
@@ -96,7 +106,8 @@ class Maintenance:
             )
         return done
 
-    def _rescue(self, connection: Connection, done: Maintained) -> int:
+    def _rescue(self, connection: Connection) -> tuple[int, int, int]:
+        rescued = quarantined = 0
         found = jobs.lock_expired(connection, self._tables, BATCH)
         for job in found:
             step = after_failure(
@@ -107,11 +118,11 @@ class Maintenance:
                 random=random.random(),
             )
             if isinstance(step, RetryIn):
-                done.rescued += transitions.rescue(
+                rescued += transitions.rescue(
                     connection, self._tables, job, actor=self._actor, delay=step.delay
                 )
             else:
-                done.quarantined += transitions.quarantine(
+                quarantined += transitions.quarantine(
                     connection,
                     self._tables,
                     job.id,
@@ -123,15 +134,16 @@ class Maintenance:
                     # There may be no message left that a worker could reject.
                     copy=True,
                 )
-        return len(found)
+        return len(found), rescued, quarantined
 
-    def _expire(self, connection: Connection, done: Maintained) -> int:
+    def _expire(self, connection: Connection) -> tuple[int, int]:
+        expired = 0
         found = jobs.lock_overdue(connection, self._tables, BATCH)
         for job in found:
-            done.expired += transitions.expire(
+            expired += transitions.expire(
                 connection, self._tables, job.id, attempt=job.attempt, actor=self._actor
             )
-        return len(found)
+        return len(found), expired
 
     def _republish(self, done: Maintained) -> None:
         """Send again what a broker took and no worker got: a message can be lost there.

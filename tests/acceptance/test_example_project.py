@@ -79,7 +79,9 @@ def assert_state_and_files(engine: Engine, folder: Path) -> None:
     assert set(jobs) == requests == {*SUCCEEDED, *QUARANTINED}
     assert runs == {**dict.fromkeys(SUCCEEDED, 1), job_of(11): 3, job_of(12): 3}
     assert claims == {**dict.fromkeys(SUCCEEDED, 1), job_of(10): 2, job_of(11): 3, job_of(12): 3}
-    assert jobs[job_of(8)].deliveries == 2
+    # At least: the worker that ran it is killed later in the play, and a broker delivers again
+    # whatever acknowledgement it has not read by then. What counts is one claim and one run.
+    assert jobs[job_of(8)].deliveries >= 2
     assert jobs[job_of(9)].deliveries >= 2
     assert pending == 0
     files = sorted(path.name for path in (folder / "reports").iterdir() if path.is_file())
