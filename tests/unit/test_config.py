@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from dataclasses import FrozenInstanceError, fields
 from types import SimpleNamespace
 
@@ -128,4 +129,4 @@ def test_settings_cannot_be_changed_afterwards():
 
 def test_every_setting_is_documented():
     for field in fields(Config):
-        assert f"\n        {field.name}:" in Config.__doc__
+        assert f"\n    {field.name}:" in inspect.cleandoc(Config.__doc__)
