@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ T = TypeVar("T")
 
 TIME_LIMIT = 900
 """Seconds that one call of apt-get may take."""
+
+LOCK = Path("/run/lock/celery-outbox-tests.lock")
+"""Held while packages are installed; only root gets that far."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by Debian's packages before they start a service; exit code 101 forbids it."""
@@ -38,10 +42,14 @@ def find_or_install(find: Callable[[], T | None], *, package: str, variable: str
     advice = f"Install it (Debian, Ubuntu: sudo {command}) or set {variable}; see CONTRIBUTING.rst."
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise MissingServer(f"{package} is not installed. {advice}")
-    with _no_service_started():
-        _run("apt-get update", advice)
-        _run(command, advice)
-    found = find()
+    with _one_at_a_time():
+        # Another test process may have installed it while this one waited.
+        found = find()
+        if found is None:
+            with _no_service_started():
+                _run("apt-get update", advice)
+                _run(command, advice)
+            found = find()
     if found is None:
         raise MissingServer(f"{package} was installed, but its programs were not found. {advice}")
     return found
@@ -63,6 +71,14 @@ def _run(command: str, advice: str) -> None:
         raise MissingServer(f"{command!r} took over {TIME_LIMIT} s. {advice}") from error
     if done.returncode != 0:
         raise MissingServer(f"{command!r} failed. {advice} Its output:\n{done.stdout[-4000:]}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock that the test processes share: two calls of apt-get at once fail."""
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager
