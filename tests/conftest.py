@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from celery import _state
 
+import celery_outbox  # noqa: F401 - registers with Celery once, before any test
 from tests.processes import Processes
 from tests.proxy import Proxy
 from tests.servers.install import MissingServer
@@ -27,6 +29,15 @@ _numbers = itertools.count(1)
 def _fresh_name() -> str:
     """Return a name that neither this run nor another run on the same server uses."""
     return f"outbox_test_{os.getpid()}_{next(_numbers)}"
+
+
+@pytest.fixture(autouse=True)
+def _keep_shared_tasks_apart() -> Iterator[None]:
+    """Forget the tasks that a test's modules share with all apps, later tests' apps among them."""
+    before = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.clear()
+    _state._on_app_finalizers.update(before)
 
 
 @pytest.fixture(scope="session")
