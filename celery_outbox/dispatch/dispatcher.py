@@ -32,6 +32,7 @@ from celery_outbox.dispatch.wire import JSON, Wire, build
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.log import cause as describe
 from celery_outbox.log import log_event
+from celery_outbox.queues import is_rabbitmq
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.database import Database
@@ -324,8 +325,7 @@ class Dispatcher:
 
     def _ready_publisher(self) -> Publisher:
         if self._publisher is None:
-            connection = self._app.connection_for_write()
-            if connection.transport.driver_type == "amqp":
+            if is_rabbitmq(self._app):
                 self._publisher = AmqpPublisher(
                     self._app,
                     window=self._config.dispatch_window,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sqlalchemy import Connection, inspect, select, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateSchema
 
 from celery_outbox.exceptions import SchemaMismatch, SchemaMissing
@@ -62,13 +61,6 @@ def version(connection: Connection, tables: Tables) -> int | None:
 def missing(connection: Connection) -> SchemaMissing:
     """The error for a database without outbox tables."""
     return SchemaMissing(database=connection.engine.url.render_as_string(hide_password=True))
-
-
-def is_missing_table(error: BaseException) -> bool:
-    """Whether a statement failed because its table is not there."""
-    if isinstance(error, ProgrammingError):
-        return getattr(error.orig, "pgcode", None) == "42P01"
-    return isinstance(error, OperationalError) and "no such table" in str(error.orig)
 
 
 def _has_tables(connection: Connection, tables: Tables) -> bool:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, func, select
+from sqlalchemy import Connection, RowMapping, Select, select
 
 from celery_outbox.core.decisions import JobFacts
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.envelope import Envelope
-from celery_outbox.store.messages import TASK
+from celery_outbox.store.messages import published_at
 from celery_outbox.store.schema import Tables
 
 
@@ -76,16 +76,8 @@ class Job:
 
 
 def _select(tables: Tables) -> Select[Any]:
-    published_at = (
-        select(func.max(tables.message.c.published_at))
-        .where(
-            tables.message.c.job_id == tables.job.c.id,
-            # A copy for the quarantine queue reaches no worker.
-            tables.message.c.kind == TASK,
-        )
-        .scalar_subquery()
-    )
-    return select(tables.job, published_at.label("published_at"), db_now().label("now"))
+    published = published_at(tables)
+    return select(tables.job, published.label("published_at"), db_now().label("now"))
 
 
 def get(connection: Connection, tables: Tables, job_id: str) -> Job | None:

@@ -214,7 +214,7 @@ def unclaimed_queues(
     """Queues that have a job whose message was published ``after`` seconds ago and that no
     worker has claimed, with the number of all jobs published to them and not claimed."""
     job = tables.job
-    published = _published_at(tables)
+    published = published_at(tables)
     overdue = func.sum(case((published <= db_after(-after), 1), else_=0))
     statement = (
         select(job.c.queue, func.count())
@@ -246,7 +246,7 @@ def publish_again(
         .where(
             _waits_without_a_message(tables),
             job.c.available_at <= db_after(-after),
-            _published_at(tables) <= db_after(-after),
+            published_at(tables) <= db_after(-after),
             job.c.queue.is_(None) if queue is None else job.c.queue == queue,
         )
         .order_by(job.c.available_at)
@@ -259,10 +259,12 @@ def publish_again(
     return ids
 
 
-def _published_at(tables: Tables) -> Any:
+def published_at(tables: Tables) -> Any:
+    """When the broker last confirmed a message that makes the job of a query run."""
     message = tables.message
     return (
         select(func.max(message.c.published_at))
+        # A copy for the quarantine queue reaches no worker.
         .where(message.c.job_id == tables.job.c.id, message.c.kind == TASK)
         .scalar_subquery()
     )
