@@ -13,6 +13,7 @@ from celery_outbox import Outbox
 from example_project.settings import Settings
 
 QUEUE = "example_exports"
+FILESYSTEM_TRANSPORT = "example_project.filesystem_transport:Transport"
 QUARANTINE_QUEUE = "example_exports.quarantine"
 TABLE_PREFIX = "example_outbox_"
 #: Redis: every key of the shop starts with it.
@@ -44,6 +45,7 @@ def make_celery(settings: Settings) -> tuple[Celery, Outbox]:
         outbox_maintenance_interval=0.5,
         outbox_retry_delay=0.1,
         outbox_max_attempts=3,
+        broker_transport=FILESYSTEM_TRANSPORT if settings.needs_no_broker else None,
         broker_transport_options=transport_options(settings),
         broker_connection_timeout=5,
         worker_prefetch_multiplier=1,

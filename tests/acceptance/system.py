@@ -16,6 +16,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_outbox import JobStatus
+from example_project.configuration import FILESYSTEM_TRANSPORT
 from tests.processes import Processes, ProcessGroup
 from tests.wait import eventually
 
@@ -58,6 +59,7 @@ class System:
         self._transport_options = transport_options or {}
         everything = {
             **SETTINGS,
+            "broker_transport": FILESYSTEM_TRANSPORT if broker.startswith("filesystem") else None,
             "broker_transport_options": self._transport_options,
             **(settings or {}),
         }
