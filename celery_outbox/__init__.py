@@ -10,6 +10,7 @@ from celery_outbox.core.retry import RetryPolicy
 
 # Errors
 from celery_outbox.exceptions import (
+    CommitInBody,
     ConfigurationError,
     InvalidDelay,
     InvalidJobId,
@@ -17,6 +18,7 @@ from celery_outbox.exceptions import (
     InvalidStoreKey,
     JobIdTaken,
     JobQuarantined,
+    LeaseLost,
     LostRace,
     NameTooLong,
     NotAvailable,
@@ -34,6 +36,7 @@ from celery_outbox.exceptions import (
     SchemaMismatch,
     SchemaMissing,
     TaskError,
+    TransactionOver,
     UnknownJob,
     UnserializableArgument,
     UnusableSession,
@@ -50,6 +53,7 @@ from celery_outbox.task import OutboxTask
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommitInBody",
     "ConfigurationError",
     "FileStore",
     "InvalidDelay",
@@ -59,6 +63,7 @@ __all__ = [
     "JobIdTaken",
     "JobQuarantined",
     "JobStatus",
+    "LeaseLost",
     "LostRace",
     "NameTooLong",
     "NoTransaction",
@@ -81,6 +86,7 @@ __all__ = [
     "SchemaMismatch",
     "SchemaMissing",
     "TaskError",
+    "TransactionOver",
     "UnknownJob",
     "UnserializableArgument",
     "UnusableSession",

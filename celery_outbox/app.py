@@ -32,7 +32,7 @@ from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
-from celery_outbox.store.engine import open_engine, transactional
+from celery_outbox.store.engine import begin_immediate, open_engine, transactional
 from celery_outbox.store.schema import Tables, build_tables
 
 _ATTRIBUTE = "_celery_outbox"
@@ -160,6 +160,45 @@ class Outbox:
         finally:
             self._ambient.reset(token)
 
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A transaction outside a worker's job, for a body that needs one: inside the caller's
+        transaction, if there is one, or of its own. Calls made in it are recorded in it.
+        """
+        owner = self._ambient.get() or begun(self._session)
+        if isinstance(owner, scoped_session):
+            owner = owner()
+        if isinstance(owner, Session):
+            # SQLite's driver begins no transaction for a savepoint, whose end commits it then.
+            begin_immediate(owner.connection(bind_arguments={"clause": self.tables.job}))
+            with self.use(owner), owner.begin_nested():
+                yield owner
+            return
+        with self._body_session() as session, session.begin():
+            yield session
+
+    def current_session(self) -> Session | None:
+        """The session that calls are recorded in here, if it is one of :meth:`use`."""
+        owner = self._ambient.get()
+        if isinstance(owner, scoped_session):
+            owner = owner()
+        return owner if isinstance(owner, Session) else None
+
+    @contextmanager
+    def _body_session(self) -> Iterator[Session]:
+        """The configured session, or a new one, in which the calls made here are recorded."""
+        found = None if self._session is None else self._session()
+        if found is None:
+            # Objects stay readable after the commit, which is not made by the body.
+            with Session(self.engine, expire_on_commit=False) as session, self.use(session):
+                yield session
+        elif isinstance(found, Session):
+            with self.use(found):
+                yield found
+        else:
+            remedy = "a body's transaction needs a SQLAlchemy Session"
+            raise UnusableSession(task="(any)", kind=type(found).__name__, remedy=remedy)
+
     def record_call(
         self,
         task: Task,
@@ -230,6 +269,7 @@ class Outbox:
             worker_id=lambda: self.worker_id,
             result_store=lambda: self.result_store,
             broker_dead_letters=self.broker_dead_letters,
+            body_session=self._body_session,
         )
 
     def dispatcher(self) -> Dispatcher:

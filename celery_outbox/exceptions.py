@@ -128,6 +128,20 @@ class NotAvailable(OutboxError):
     """This version of celery-outbox does not have {what}. {remedy}"""
 
 
+class LeaseLost(OutboxError):
+    """Attempt {attempt} of job {job_id!r} has lost its lease, and the job is another attempt's:
+    nothing that its transaction wrote was committed."""
+
+
+class CommitInBody(OutboxError):
+    """The body of job {job_id!r} (task {task}) committed its session itself. Return, or leave the
+    block, instead: the commit is made then, together with the end of the job."""
+
+
+class TransactionOver(OutboxError):
+    """Job {job_id!r} (task {task}) cannot begin a transaction: {problem}. {remedy}"""
+
+
 class NotInJob(OutboxError):
     """{what} is only available while a worker runs a job of task {task}."""
 

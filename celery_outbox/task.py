@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Retry
 from celery.result import AsyncResult
+from sqlalchemy.orm import Session
 
 from celery_outbox.app import Outbox
 from celery_outbox.context import running_job
@@ -35,6 +37,9 @@ class OutboxTask(Task):
         a function that gets an error and answers ``"permanent"``, ``"retryable"`` or ``None``.
     ``result_key``
         template of the name under which the result is durable: ``"reports/{job_id}.csv"``.
+    ``transactional``
+        the body runs in one transaction (:attr:`session`), which is committed together with the
+        jobs that it enqueues and with the job's success, or not at all.
     """
 
     abstract = True
@@ -56,6 +61,7 @@ class OutboxTask(Task):
     retry_for: tuple[type[BaseException], ...] = ()
     classify = None
     result_key: str | None = None
+    transactional: bool = False
 
     _celery_tracer: Any = None
 
@@ -67,7 +73,7 @@ class OutboxTask(Task):
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Refuse promises that this version does not keep, instead of ignoring them."""
-        for option in ("transactional", "irreversible", "exclusive"):
+        for option in ("irreversible", "exclusive"):
             if getattr(cls, option, None):
                 raise NotAvailable(
                     what=f"{option}=... (task {cls.name})",
@@ -88,6 +94,7 @@ class OutboxTask(Task):
             "permanent_for": (tuple, "a tuple of exception classes"),
             "retry_for": (tuple, "a tuple of exception classes"),
             "result_key": (str, "text such as 'reports/{job_id}.csv'"),
+            "transactional": (bool, "True or False"),
         }
         for option, (kind, what) in expected.items():
             value = getattr(cls, option)
@@ -174,7 +181,19 @@ class OutboxTask(Task):
                 what=f"self.replace() with a {sig.subtask_type} (task {self.name})",
                 remedy="Call the signature and return instead.",
             )
-        return super().replace(sig)
+        with self._as_replacement():
+            return super().replace(sig)
+
+    @contextmanager
+    def _as_replacement(self) -> Iterator[None]:
+        attempt = self._attempt()
+        if attempt is not None:
+            attempt.replacing = True
+        try:
+            yield
+        finally:
+            if attempt is not None:
+                attempt.replacing = False
 
     # -- running -----------------------------------------------------------------------
 
@@ -182,6 +201,9 @@ class OutboxTask(Task):
         """Run the body: guarded in a worker, as it is anywhere else."""
         attempt = running_job.get()
         if not isinstance(attempt, Attempt) or attempt.entered or attempt.task.name != self.name:
+            if self.transactional:
+                with self.outbox.transaction():
+                    return self._call(*args, **kwargs)
             return self._call(*args, **kwargs)
         return attempt.execute(lambda: self._call(*args, **kwargs))
 
@@ -227,6 +249,41 @@ class OutboxTask(Task):
         """
         key: str | None = self.request.id
         return key
+
+    @property
+    def session(self) -> Session:
+        """The session whose transaction the body runs in (``transactional=True``).
+
+        Raises:
+            NotInJob: no body of this task runs in a transaction here.
+        """
+        session = self.outbox.current_session()
+        if session is None:
+            raise NotInJob(what="the session of a transaction", task=self.name)
+        return session
+
+    def transaction(self, result: Any = None) -> AbstractContextManager[Session]:
+        """A transaction for the end of a body that also does something else before.
+
+        At the end of the block, what was written through the session, the jobs that were
+        enqueued in it and the success of this job are committed together. What the body does
+        after the block does not belong to the job any more. Outside a worker it is a plain
+        transaction.
+
+        Arguments:
+            result: the job's result; by default what the body returns, which is stored when it
+                has returned and may be lost in a crash between.
+
+        Raises:
+            TransactionOver: it is not the first block of this attempt, or the task has a
+                ``result_key`` and is not ``transactional``.
+            LeaseLost: at the end of the block: another attempt owns the job, and nothing was
+                committed.
+        """
+        attempt = self._attempt()
+        if attempt is None:
+            return self.outbox.transaction()
+        return attempt.in_transaction(result)
 
     @property
     def lease(self) -> Lease:

@@ -43,7 +43,7 @@ def _batch(arguments: tuple[Any, ...]) -> Collection[str]:
 
 
 def _attempt(arguments: tuple[Any, ...]) -> Collection[str]:
-    """Methods of ``Attempt``."""
+    """Methods of ``Attempt`` and of ``BodyTransaction``."""
     return [arguments[0].job_id]
 
 
@@ -77,6 +77,12 @@ BOUNDARIES: dict[str, Boundary] = {
     ),
     "execute.after_claim": Boundary(
         "celery_outbox.execute.attempt:Attempt.execute", False, _attempt
+    ),
+    "execute.before_commit": Boundary(
+        "celery_outbox.execute.transaction:BodyTransaction._commit", False, _attempt
+    ),
+    "execute.after_commit": Boundary(
+        "celery_outbox.execute.transaction:BodyTransaction._commit", True, _attempt
     ),
     "execute.before_settle": Boundary(
         "celery_outbox.execute.attempt:Attempt._settle", False, _attempt

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from functools import partial
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -17,14 +15,17 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
-from celery_outbox.core.classification import ClassifyHook, Verdict, classify, error_code
+from celery_outbox.core.classification import Verdict, error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import State
-from celery_outbox.exceptions import ResultMissing
+from celery_outbox.exceptions import LeaseLost, ResultMissing, TransactionOver
+from celery_outbox.execute.failure import delay_of, detail_of, verdict_on
 from celery_outbox.execute.fence import Fence, Write
 from celery_outbox.execute.payload import decode_result, encode_result
+from celery_outbox.execute.transaction import BodyTransaction
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
@@ -67,6 +68,9 @@ class Attempt:
         keep_from_broker: acknowledge a failure instead of rejecting it: the quarantine queue has
             a copy already.
         retry_error: what the body gave as the cause of the retry that it asked for.
+        replacing: the body goes on as another task, which is no failure.
+        transaction: the body's transaction, while it is open.
+        result: what the job has succeeded with, in this attempt.
     """
 
     guard: Guard
@@ -82,6 +86,9 @@ class Attempt:
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
+    replacing: bool = False
+    transaction: BodyTransaction | None = None
+    result: Any = None
 
     @property
     def job_id(self) -> str:
@@ -108,19 +115,24 @@ class Attempt:
         if self.outcome is not None:
             return self.outcome()
         try:
+            if getattr(self.task, "transactional", False):
+                # An earlier attempt may have written the result, but nothing into the database.
+                with self._open_transaction():
+                    return self._run(body)
             if self._result_exists():
                 # An earlier attempt wrote the result and did not live to say so.
                 return self._succeed(self.job.result_key)
-            value = body()
-            if not self._result_exists(default=True):
-                raise ResultMissing(task=self.task.name, key=self.job.result_key)
-            return self._succeed(value)
+            return self._run(body)
+        except LeaseLost as error:
+            raise self._lose() from error
         except (Retry, Ignore, Reject) as signal:
             answer = self._answer(signal)
             if answer is signal:
                 raise
             raise answer from signal
         except Exception as error:
+            if self.ended is State.SUCCEEDED:
+                return self._failed_after_success()
             answer = self._after_the_end(error) if self.settled else self._failed(error)
             if answer is error:
                 raise
@@ -131,10 +143,37 @@ class Attempt:
             self._leave(error)
             raise
 
+    @contextmanager
+    def in_transaction(self, result: Any = None) -> Iterator[Session]:
+        """A transaction that ends the job: what :meth:`OutboxTask.transaction` opens in a worker.
+
+        Arguments:
+            result: the job's result.
+
+        Raises:
+            TransactionOver: the job has ended, or is in a transaction already.
+            LeaseLost: another attempt owns the job; nothing was committed.
+        """
+        problem, remedy = "", "Write everything in one block."
+        if self.settled:
+            problem = "it has ended with its first one"
+        elif self.transaction is not None:
+            problem, remedy = "it is in one already", "Use self.session."
+        elif self.job.result_key is not None:
+            problem = "its result_key alone ends it, so the transaction might never be made"
+            remedy = "Use transactional=True."
+        if problem:
+            raise TransactionOver(
+                job_id=self.job.id, task=self.task.name, problem=problem, remedy=remedy
+            )
+        with self._open_transaction() as session:
+            yield session
+            self._succeed(result)
+
     def resume_as(self, new: NewJob) -> None:
         """End the attempt because the body sent its own id again."""
         error = self.retry_error
-        code = None if error is None else self._classify(error).error_code
+        code = None if error is None else verdict_on(self.task, self.job.id, error).error_code
         if not self._settle(State.RETRYING, self._fence.resume_as(new, code)):
             # Not raised here: Task.retry() would turn it into a rejected message.
             self._lose()
@@ -156,11 +195,46 @@ class Attempt:
         """
         return self._failed(error)
 
+    @contextmanager
+    def _open_transaction(self) -> Iterator[Session]:
+        with self.guard.body_session() as session:
+            self.transaction = BodyTransaction(self.guard, self.job, session)
+            try:
+                with self.transaction.guarded():
+                    yield session
+            finally:
+                self.transaction = None
+
+    def _run(self, body: Callable[[], Any]) -> Any:
+        try:
+            value = body()
+        except Ignore as signal:
+            if self.settled:
+                raise
+            # No result, and no failure either; inside the body's transaction, if it has one.
+            self._succeed(None)
+            raise signal
+        if not self._result_exists(default=True):
+            raise ResultMissing(task=self.task.name, key=self.job.result_key)
+        return self._succeed(value)
+
+    def _failed_after_success(self) -> Any:
+        """The body went on after its transaction had ended the job, and failed."""
+        log_event(
+            logger, logging.ERROR, "outbox.failed_after_success", exc_info=True, job=self.job.id
+        )
+        return self.result
+
     def _result_exists(self, default: bool = False) -> bool:
         key = self.job.result_key
         return default if key is None else self.guard.result_store().exists(key)
 
     def _succeed(self, value: Any) -> Any:
+        if self.unwritten:
+            raise Reject("the database is away", requeue=True)
+        if self.ended is State.SUCCEEDED:
+            # self.transaction() has ended the job.
+            return self._keep_result(value)
         result: bytes | None = None
         result_type: str | None = None
         try:
@@ -171,7 +245,22 @@ class Attempt:
                 raise
         took = self._settle(State.SUCCEEDED, self._fence.succeed(result, result_type))
         if not took:
-            raise self._lose()
+            raise LeaseLost(job_id=self.job.id, attempt=self.number)
+        self.result = value
+        return value
+
+    def _keep_result(self, value: Any) -> Any:
+        """Store what the body returned after its transaction had ended the job."""
+        if value is None:
+            return self.result
+        try:
+            result, result_type = encode_result(self.guard.app, value)
+            self.guard.settle("result", self._fence.keep_result(result, result_type))
+        except (EncodeError, SQLAlchemyError):
+            # The job has succeeded; a duplicate gets the result that the block was given.
+            log_event(
+                logger, logging.ERROR, "outbox.result_not_kept", exc_info=True, job=self.job.id
+            )
         return value
 
     def _answer(self, signal: Retry | Ignore | Reject) -> Exception:
@@ -184,11 +273,8 @@ class Attempt:
             # self.retry() and self.replace() settle when they send the job's own id.
             return signal
         try:
-            if isinstance(signal, Ignore):
-                self._succeed(None)
-                return signal
             if isinstance(signal, Retry):
-                return self._follow(Verdict(False, error_code(signal)), signal, _delay_of(signal))
+                return self._follow(Verdict(False, error_code(signal)), signal, delay_of(signal))
             if isinstance(signal.reason, Exception):
                 # Task.retry() wraps what went wrong while it recorded the next attempt.
                 return self._failed(signal.reason)
@@ -199,7 +285,7 @@ class Attempt:
 
     def _failed(self, error: Exception) -> Exception:
         """Settle a failure; returns what to raise to Celery."""
-        verdict = self._classify(error)
+        verdict = verdict_on(self.task, self.job.id, error)
         try:
             if self.gave_up and not verdict.permanent:
                 # The task's own limit (max_retries) is reached: Celery would fail it here.
@@ -238,29 +324,8 @@ class Attempt:
         except (Reject, Ignore):
             log_event(logger, logging.WARNING, "outbox.left_running", job=self.job.id)
 
-    def _classify(self, error: BaseException) -> Verdict:
-        task = self.task
-        if isinstance(error, EncodeError):
-            # The result cannot be stored; another run would return the like.
-            return Verdict(True, error_code(error))
-        by_task = partial(
-            classify,
-            error,
-            now=datetime.now(timezone.utc),
-            permanent_for=tuple(getattr(task, "permanent_for", ())),
-            retry_for=tuple(getattr(task, "retry_for", ())),
-        )
-        try:
-            return by_task(hook=_classify_hook(task))
-        except Exception:
-            # The hook is wrong; the attempt must end all the same.
-            log_event(
-                logger, logging.ERROR, "outbox.classify_failed", exc_info=True, job=self.job.id
-            )
-            return by_task()
-
     def _retry(self, verdict: Verdict, delay: float, error: Exception | None) -> Exception:
-        detail = self._detail(error)
+        detail = detail_of(error, self.guard.config.error_detail)
         took = self._settle(State.RETRYING, self._fence.retry(verdict.error_code, detail, delay))
         if not took:
             return self._lose()
@@ -272,7 +337,7 @@ class Attempt:
 
     def _quarantine(self, verdict: Verdict, reason: Reason, error: Exception) -> Exception:
         copy = not self.guard.broker_dead_letters(self.job.queue)
-        detail = self._detail(error)
+        detail = detail_of(error, self.guard.config.error_detail)
         took = self._settle(
             State.QUARANTINED, self._fence.quarantine(reason, verdict.error_code, detail, copy)
         )
@@ -281,6 +346,11 @@ class Attempt:
         return error
 
     def _settle(self, end: State, write: Write) -> bool:
+        if self.transaction is not None:
+            if end is State.SUCCEEDED or self.replacing:
+                return self._commit(self.transaction, end, write)
+            # Undone first: SQLite has one writer at a time.
+            self.transaction.rollback()
         self.settled = True
         try:
             took = self._write_end(end, write)
@@ -289,6 +359,25 @@ class Attempt:
             raise Reject(error_code(error), requeue=True) from error
         self.ended = end if took else None
         return took
+
+    def _commit(self, transaction: BodyTransaction, end: State, write: Write) -> bool:
+        try:
+            took = transaction.commit_with(write)
+        except Exception:
+            # The error may have come when it was committed: only the database knows.
+            if not self._has_ended(end):
+                raise
+            took = True
+        self.settled = True
+        self.ended = end if took else None
+        return took
+
+    def _has_ended(self, end: State) -> bool:
+        try:
+            return self.guard.has_ended(self.job.id, self.lease.token, end)
+        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
+            self.settled = self.unwritten = True
+            raise Reject(error_code(error), requeue=True) from error
 
     def _write_end(self, end: State, write: Write) -> bool:
         try:
@@ -307,16 +396,6 @@ class Attempt:
             self.guard.note_stale(self.job, self.lease)
         return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
 
-    def _detail(self, error: BaseException | None) -> str | None:
-        wanted = self.guard.config.error_detail
-        if error is None or wanted == "none":
-            return None
-        if wanted == "message":
-            lines = traceback.format_exception_only(type(error), error)
-        else:
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-        return "".join(lines).replace("\x00", "\\x00")[:10_000]
-
 
 def stored_result(job: Job) -> Callable[[], Any]:
     """Returns the result of a job that has succeeded."""
@@ -330,20 +409,3 @@ def raising(error: Exception) -> Callable[[], Any]:
         raise error
 
     return fail
-
-
-def _delay_of(signal: Retry) -> float | None:
-    """Seconds after which a Retry that was raised by hand wants to be back."""
-    if isinstance(signal.when, datetime):
-        when = signal.when if signal.when.tzinfo else signal.when.replace(tzinfo=timezone.utc)
-        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
-    return None if signal.when is None else float(signal.when)
-
-
-def _classify_hook(task: Task) -> ClassifyHook | None:
-    """The task's ``classify``, which may take the error alone or the task before it."""
-    hook = inspect.getattr_static(task, "classify", None)
-    if inspect.isfunction(hook) and len(inspect.signature(hook).parameters) == 1:
-        return hook
-    bound: ClassifyHook | None = getattr(task, "classify", None)
-    return bound

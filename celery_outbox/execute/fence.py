@@ -45,6 +45,17 @@ class Fence:
             result_type=result_type,
         )
 
+    def keep_result(self, result: bytes | None, result_type: str | None) -> Write:
+        """The attempt has succeeded, and its result is known now."""
+        return lambda connection: transitions.keep_result(
+            connection,
+            self.tables,
+            self.job_id,
+            self.token,
+            result=result,
+            result_type=result_type,
+        )
+
     def retry(self, error_code: str, error_detail: str | None, delay: float) -> Write:
         """Another attempt follows in ``delay`` seconds."""
         return lambda connection: transitions.retry(

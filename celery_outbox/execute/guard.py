@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from celery_outbox.config import Config
 from celery_outbox.context import running_job
@@ -71,6 +73,8 @@ class Guard:
         result_store: returns where results with a ``result_key`` go.
         broker_dead_letters: whether the broker copies a rejected message of a queue to the
             quarantine queue.
+        body_session: opens a session for the transaction of a body, in which the calls that the
+            body makes are recorded.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class Guard:
         worker_id: Callable[[], str],
         result_store: Callable[[], ResultStore],
         broker_dead_letters: Callable[[str | None], bool],
+        body_session: Callable[[], AbstractContextManager[Session]],
     ) -> None:
         self.app = app
         self.config = config
@@ -89,6 +94,7 @@ class Guard:
         self.worker_id = worker_id
         self.result_store = result_store
         self.broker_dead_letters = broker_dead_letters
+        self.body_session = body_session
         self.database = database
 
     def trace(
@@ -169,8 +175,13 @@ class Guard:
         return bool(self._patiently(what, write, timeout=self.config.settle_timeout))
 
     def has_ended(self, job_id: str, token: int, end: State) -> bool:
-        """Whether the attempt with this lease token has left its job in the state ``end``."""
-        job = self.database.read(lambda connection: jobs.get(connection, self.tables, job_id))
+        """Whether the attempt with this lease token has left its job in the state ``end``;
+        waits for a database that is away, and for a write of it that may still be on its way."""
+        job = self._patiently(
+            "outcome",
+            lambda connection: jobs.lock(connection, self.tables, job_id),
+            timeout=self.config.settle_timeout,
+        )
         return job is not None and job.lease_token == token and job.state is end
 
     def note_stale(self, job: Job, lease: Lease) -> None:

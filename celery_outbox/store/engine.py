@@ -119,6 +119,14 @@ def begin_immediate(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def is_autocommit(connection: Connection) -> bool:
+    """Whether each statement of this connection is a transaction of its own."""
+    level = connection.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    return bool(level == "AUTOCOMMIT")
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is tried again.
 

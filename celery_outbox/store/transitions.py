@@ -96,6 +96,29 @@ def succeed(
     return took
 
 
+def keep_result(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    token: int,
+    *,
+    result: bytes | None,
+    result_type: str | None,
+) -> bool:
+    """Store the result of an attempt that ended its job before its result was known."""
+    column = tables.job.c
+    statement = (
+        update(tables.job)
+        .where(
+            column.id == job_id,
+            column.state == str(State.SUCCEEDED),
+            column.lease_token == token,
+        )
+        .values(result=result, result_type=result_type)
+    )
+    return bool(connection.execute(statement).rowcount == 1)
+
+
 def retry(
     connection: Connection,
     tables: Tables,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
@@ -38,6 +39,15 @@ def note_run(job_id: str | None, what: str = "run") -> None:
     """Leave a trace of an effect: one line, appended in one write."""
     with (FOLDER / "runs").open("a") as runs:
         runs.write(f"{job_id} {what}\n")
+
+
+def wait(name: str, seconds: float = 30.0) -> None:
+    """Wait for a file."""
+    deadline = time.monotonic() + seconds
+    while not (FOLDER / name).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(name)
+        time.sleep(0.02)
 
 
 @task(name="shop.export", result_key="reports/{job_id}.csv")
@@ -72,12 +82,28 @@ def refuse(self: Any, text: str) -> None:
 def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     """Run until a file appears."""
     note_run(self.request.id)
-    deadline = time.monotonic() + seconds
-    while not (FOLDER / name).exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(name)
-        time.sleep(0.02)
+    wait(name, seconds)
     return name
+
+
+payments = Table(
+    "payments",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("job", String(255), nullable=False),
+)
+
+
+@task(name="shop.pay", transactional=True)
+def pay(self: Any, wait_for: str | None = None, letter: bool = True) -> str:
+    """Write into the database, and enqueue a letter, in the job's own transaction."""
+    note_run(self.request.id)
+    self.session.execute(payments.insert().values(job=self.request.id))
+    if letter:
+        add.apply_async((1, 2), task_id=f"letter-{self.request.id}")
+    if wait_for is not None:
+        wait(wait_for)
+    return "paid"
 
 
 @task(name="shop.insist", max_retries=5)

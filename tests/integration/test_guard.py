@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import Celery, Task
-from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from sqlalchemy.exc import OperationalError
 
 from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
 from celery_outbox.execute import guard as guarding
 from celery_outbox.store import job as jobs
-from tests.factories import Database, make_stock_app, open_outbox, return_nothing
-from tests.factories import add_task as register
+from tests.factories import Database, make_stock_app, open_outbox
+from tests.integration.delivering import add_task, again, deliver, raising
 
 #: What Celery says when its own part of a delivery fails, as some of these tests make it.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
@@ -38,40 +35,6 @@ def outbox(outbox: Outbox) -> Outbox:
     """An outbox whose results of Celery's own are kept in memory."""
     outbox.app.conf.result_backend = "cache+memory://"
     return outbox
-
-
-def add_task(app: Celery, body: Callable[..., Any] = return_nothing, **options: Any) -> Task:
-    """Register a task; its body may be a lambda, which Celery cannot name."""
-    body.__name__ = "body"
-    return register(app, body, **options)
-
-
-def deliver(task: Task, job_id: str, **request: Any) -> str:
-    """Deliver the message of a job to a worker; returns Celery's state of the delivery."""
-    if task._celery_tracer is None:
-        task.__trace__ = build_tracer(task.name, task, app=task.app)
-    message = {"id": job_id, "task": task.name, "outbox_version": 1, "hostname": "worker"}
-    message["delivery_info"] = {"exchange": "", "routing_key": "celery", "redelivered": False}
-    traced = task.__trace__(job_id, [], {}, {**message, **request})
-    return "SUCCESS" if traced.info is None else traced.info.state
-
-
-def again(task: Task, job_id: str) -> str:
-    """Deliver it as a broker does whose first delivery was not acknowledged."""
-    info = {"exchange": "", "routing_key": "celery", "redelivered": True}
-    return deliver(task, job_id, delivery_info=info)
-
-
-def raising(*errors: BaseException) -> Callable[..., Any]:
-    """A body that raises these one after the other, and then returns."""
-    left = list(errors)
-
-    def body(*args: Any, **kwargs: Any) -> str:
-        if left:
-            raise left.pop(0)
-        return "done"
-
-    return body
 
 
 def test_the_body_gets_its_arguments_and_the_result_is_stored(outbox: Outbox, recorded: Database):
@@ -439,7 +402,7 @@ def test_a_task_with_the_base_class_alone_brings_its_steps_to_the_worker():
     assert DeclareQuarantine in app.steps["consumer"]
 
 
-@pytest.mark.parametrize("option", ["transactional", "irreversible", "exclusive"])
+@pytest.mark.parametrize("option", ["irreversible", "exclusive"])
 def test_an_option_that_does_not_exist_yet_is_refused(outbox, option):
     with pytest.raises(Exception, match=f"does not have {option}"):
         add_task(outbox.app, **{option: True})

@@ -1,0 +1,101 @@
+"""The transaction of a body: its writes, the jobs that it enqueues and its end are one commit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from celery_outbox.exceptions import CommitInBody, UnusableSession
+from celery_outbox.execute.fence import Write
+from celery_outbox.store.engine import begin_immediate, is_autocommit
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+    from celery_outbox.store.job import Job
+
+
+class BodyTransaction:
+    """One transaction, from the beginning of the body to its only commit.
+
+    Arguments:
+        guard: knows the tables.
+        job: whose body it is.
+        session: the session that the body works with.
+
+    Raises:
+        UnusableSession: the session is in autocommit.
+        SchemaError: its database does not hold the outbox tables.
+    """
+
+    def __init__(self, guard: Guard, job: Job, session: Session) -> None:
+        self.session = session
+        self.job_id = job.id
+        self._task = job.task
+        self._tables = guard.tables
+        self._committing = False
+        connection = self._connection()
+        if is_autocommit(connection):
+            remedy = "its connections are in autocommit, so nothing can be committed together"
+            raise UnusableSession(task=self._task, kind=type(session).__name__, remedy=remedy)
+        guard.database.ensure_ready(connection)
+        # A transaction that reads first and writes later may find the database locked.
+        begin_immediate(connection)
+
+    def commit_with(self, write: Write) -> bool:
+        """Commit what the body did together with the end of its attempt.
+
+        Returns:
+            Whether it was committed; ``False``: the lease was lost, all is rolled back.
+
+        Raises:
+            Exception: what the body wrote cannot be stored, or the database is away; whether
+                it was committed is not known.
+        """
+        try:
+            self.session.flush()
+            if not write(self._connection()):
+                self.rollback()
+                return False
+            self._commit()
+        except Exception:
+            self.rollback()
+            raise
+        return True
+
+    def rollback(self) -> None:
+        """Undo what the body did. Harmless when repeated."""
+        # A connection that is gone has undone it.
+        with contextlib.suppress(SQLAlchemyError):
+            self.session.rollback()
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse, in this block, a commit by the body; roll back at its end what is left."""
+        event.listen(self.session, "before_commit", self._refuse_commit)
+        try:
+            yield
+        finally:
+            event.remove(self.session, "before_commit", self._refuse_commit)
+            self.rollback()
+
+    def _commit(self) -> None:
+        self._committing = True
+        try:
+            self.session.commit()
+        finally:
+            self._committing = False
+
+    def _connection(self) -> Connection:
+        # A session with several binds knows by the table which database is meant.
+        return self.session.connection(bind_arguments={"clause": self._tables.job})
+
+    def _refuse_commit(self, session: Any) -> None:
+        # The end of a savepoint comes here, too.
+        if not self._committing and not session.in_nested_transaction():
+            raise CommitInBody(job_id=self.job_id, task=self._task)

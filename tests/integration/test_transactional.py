@@ -1,0 +1,448 @@
+"""Transactional bodies: what they write, what they enqueue and their success are one commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from sqlalchemy import Column, Integer, MetaData, String, Table, event, func, insert, select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from celery_outbox import (
+    ConfigurationError,
+    FileStore,
+    LeaseLost,
+    NotInJob,
+    Outbox,
+    PermanentError,
+    RetryPolicy,
+    TransactionOver,
+)
+from tests.factories import Database, make_app, open_outbox, return_nothing
+from tests.integration.delivering import add_task, again, deliver
+
+#: What Celery says when its own part of a delivery fails, as some of these tests make it.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
+
+AT_ONCE = RetryPolicy(3, delay=0.0)
+
+payments = Table(
+    "payments",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("job", String(255), unique=True),
+)
+
+
+@pytest.fixture(autouse=True)
+def table(outbox: Outbox) -> Iterator[None]:
+    """The application's own table, beside the outbox's."""
+    payments.metadata.create_all(outbox.engine)
+    yield
+    payments.metadata.drop_all(outbox.engine)
+
+
+@pytest.fixture
+def letter(outbox: Outbox) -> Any:
+    """A task that bodies enqueue."""
+    return add_task(outbox.app, name="shop.letter")
+
+
+def paid(outbox: Outbox) -> int:
+    """How many payments are committed."""
+    with outbox.engine.connect() as connection:
+        return int(connection.scalar(select(func.count()).select_from(payments)) or 0)
+
+
+def pay(self: Any) -> str:
+    """The body that most tests are about."""
+    self.session.execute(insert(payments).values(job=self.request.id))
+    self.app.tasks["shop.letter"].apply_async(task_id=f"letter-{self.request.id}")
+    return "paid"
+
+
+def transactional(outbox: Outbox, body: Any, **options: Any) -> Any:
+    options = {"bind": True, "transactional": True, "retry_policy": AT_ONCE, **options}
+    return add_task(outbox.app, body, **options)
+
+
+def lose_the_lease(recorded: Database, session: Session | Database, job_id: str) -> None:
+    """What maintenance does when a worker was silent, and the next attempt begins."""
+    job = recorded.tables.job
+    stolen = job.update().where(job.c.id == job_id).values(lease_token=job.c.lease_token + 1)
+    if recorded.engine.dialect.name == "sqlite":
+        # Nobody else can write while the body does.
+        session.execute(stolen)
+    else:
+        recorded.execute(stolen)
+
+
+def test_writes_enqueued_jobs_and_success_are_committed_together(outbox, recorded, letter):
+    def look_while_it_runs(self: Any) -> str:
+        done = pay(self)
+        with outbox.engine.connect() as connection:
+            ids = set(connection.scalars(select(recorded.tables.job.c.id)))
+        assert ids == {"job-1"}
+        return done
+
+    task = transactional(outbox, look_while_it_runs)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, json.loads(job.result), job.attempt) == ("succeeded", "paid", 1)
+    assert (paid(outbox), recorded.job("letter-job-1").state) == (1, "queued")
+    assert recorded.events("job-1") == ["recorded", "claimed", "succeeded"]
+
+
+def test_one_transaction_holds_it_all(outbox, recorded, letter):
+    task = transactional(outbox, pay)
+    task.apply_async(task_id="job-1")
+    seen: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        for table in ("payments", "outbox_job", "outbox_message"):
+            if statement.startswith((f"INSERT INTO {table}", f"UPDATE {table}")):
+                seen.append(statement.split()[0] + " " + table)
+
+    event.listen(outbox.engine, "before_cursor_execute", note)
+    event.listen(outbox.engine, "commit", lambda connection: seen.append("COMMIT"))
+    deliver(task, "job-1")
+    claim, rest = seen[: seen.index("COMMIT")], seen[seen.index("COMMIT") + 1 :]
+    assert claim == ["UPDATE outbox_job"]
+    assert rest == [
+        "INSERT payments",
+        "INSERT outbox_job",
+        "INSERT outbox_message",
+        "UPDATE outbox_job",
+        "COMMIT",
+    ]
+
+
+@pytest.mark.parametrize("error", [ConnectionError(), PermanentError(), Reject(requeue=False)])
+def test_a_failure_leaves_nothing_but_the_failure(outbox, recorded, letter, error):
+    def body(self: Any) -> None:
+        pay(self)
+        raise error
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    expected = "retrying" if isinstance(error, ConnectionError) else "quarantined"
+    assert recorded.job("job-1").state == expected
+    assert paid(outbox) == 0
+    assert len(recorded.messages("letter-job-1", pending=False)) == 0
+
+
+def test_a_stale_attempt_commits_nothing(outbox, recorded, letter):
+    def body(self: Any) -> str:
+        pay(self)
+        lose_the_lease(recorded, self.session, "job-1")
+        return "late"
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "IGNORED"
+    assert (recorded.job("job-1").state, recorded.job("job-1").result) == ("running", None)
+    assert (paid(outbox), recorded.messages("letter-job-1")) == (0, [])
+    assert recorded.events("job-1") == ["recorded", "claimed", "stale"]
+
+
+def test_a_stale_block_raises_a_clear_error_into_the_body(outbox, recorded, letter):
+    errors: list[Exception] = []
+
+    def body(self: Any) -> str:
+        try:
+            lose_the_lease(recorded, recorded, "job-1")
+            with self.transaction() as session:
+                session.execute(insert(payments).values(job="job-1"))
+        except LeaseLost as error:
+            errors.append(error)
+        return "late"
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "IGNORED"
+    assert "job 'job-1' has lost its lease" in str(errors[0])
+    assert (paid(outbox), recorded.job("job-1").state) == (0, "running")
+
+
+def test_a_constraint_that_fails_at_the_commit_is_a_failure_like_any_other(
+    outbox, recorded, letter
+):
+    def body(self: Any) -> None:
+        self.session.execute(insert(payments).values(job="same"))
+
+    task = transactional(outbox, body, retry_policy=RetryPolicy(1))
+    for job_id in ("job-1", "job-2"):
+        task.apply_async(task_id=job_id)
+        deliver(task, job_id)
+    job = recorded.job("job-2")
+    assert (job.state, job.error_code) == ("quarantined", "sqlalchemy.exc.IntegrityError")
+    assert paid(outbox) == 1
+
+
+def test_a_body_that_commits_is_told_what_to_do_instead(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        pay(self)
+        self.session.commit()
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, paid(outbox)) == ("quarantined", 0)
+    assert job.error_code == "celery_outbox.exceptions.CommitInBody"
+
+
+def test_savepoints_in_the_body_work(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        pay(self)
+        with self.session.begin_nested() as savepoint:
+            self.session.execute(insert(payments).values(job="undone"))
+            letter.apply_async(task_id="letter-undone")
+            savepoint.rollback()
+        with self.session.begin_nested():
+            self.session.execute(insert(payments).values(job="kept"))
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert (recorded.job("job-1").state, paid(outbox)) == ("succeeded", 2)
+    assert not recorded.messages("letter-undone")
+
+
+def test_a_retry_by_hand_undoes_the_attempt_and_the_next_one_commits(outbox, recorded, letter):
+    def body(self: Any) -> str:
+        pay(self)
+        if self.request.retries == 0:
+            raise self.retry(countdown=0)
+        return "paid"
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "RETRY"
+    assert (recorded.job("job-1").state, paid(outbox)) == ("retrying", 0)
+    assert deliver(task, "job-1", retries=1) == "SUCCESS"
+    assert (recorded.job("job-1").attempt, paid(outbox)) == (2, 1)
+
+
+def test_a_replacement_is_committed_with_what_the_body_wrote(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        pay(self)
+        raise self.replace(letter.si())
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, job.task, paid(outbox)) == ("retrying", "shop.letter", 1)
+    assert recorded.job("letter-job-1").state == "queued"
+
+
+def test_ignore_is_a_success_that_commits(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        pay(self)
+        raise Ignore
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "IGNORED"
+    assert (recorded.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+
+
+def test_a_duplicate_of_a_committed_job_runs_nothing(outbox, recorded, letter):
+    task = transactional(outbox, pay)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert again(task, "job-1") == "SUCCESS"
+    assert (paid(outbox), recorded.job("job-1").deliveries) == (1, 2)
+
+
+def test_a_file_of_an_earlier_attempt_does_not_stand_for_its_transaction(
+    outbox, recorded, letter, tmp_path
+):
+    outbox._result_store = FileStore(tmp_path)
+
+    def body(self: Any) -> str:
+        pay(self)
+        return self.write_result(f"attempt {self.request.retries}")
+
+    task = transactional(outbox, body, result_key="{job_id}.txt")
+    task.apply_async(task_id="job-1")
+    FileStore(tmp_path).write("job-1.txt", "of an attempt that was killed before its commit")
+    deliver(task, "job-1")
+    assert (recorded.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+    assert "killed" in (tmp_path / "job-1.txt").read_text()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("error", [OperationalError("", {}, OSError()), SoftTimeLimitExceeded()])
+def test_an_error_at_the_commit_is_followed_by_a_look_at_the_database(
+    outbox, recorded, letter, monkeypatch, committed, error
+):
+    commit = Session.commit
+
+    def interrupted(session: Session) -> None:
+        if committed:
+            commit(session)
+        raise error
+
+    task = transactional(outbox, pay)
+    task.apply_async(task_id="job-1")
+    monkeypatch.setattr(Session, "commit", interrupted)
+    deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, paid(outbox)) == (("succeeded", 1) if committed else ("retrying", 0))
+
+
+# -- self.transaction() ----------------------------------------------------------------
+
+
+def test_a_block_ends_the_job_and_the_result_is_what_the_body_returns(outbox, recorded, letter):
+    states: list[str] = []
+
+    def body(self: Any) -> str:
+        with self.transaction() as session:
+            session.execute(insert(payments).values(job=self.request.id))
+            letter.apply_async(task_id="letter-1")
+        states.append(recorded.job("job-1").state)
+        return "receipt 42"
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert states == ["succeeded"]
+    assert (paid(outbox), recorded.job("letter-1").state) == (1, "queued")
+    assert json.loads(recorded.job("job-1").result) == "receipt 42"
+    assert recorded.events("job-1") == ["recorded", "claimed", "succeeded"]
+
+
+def test_the_block_can_be_given_the_result(outbox, recorded):
+    def body(self: Any) -> None:
+        with self.transaction(result="receipt 42"):
+            pass
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    outbox.app.conf.result_backend = "cache+memory://"
+    deliver(task, "job-1")
+    assert json.loads(recorded.job("job-1").result) == "receipt 42"
+    assert outbox.app.AsyncResult("job-1").get() == "receipt 42"
+
+
+def test_an_error_in_the_block_undoes_it_and_the_attempt_fails(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        with self.transaction() as session:
+            session.execute(insert(payments).values(job=self.request.id))
+            raise ConnectionError
+
+    task = add_task(outbox.app, body, bind=True, retry_policy=AT_ONCE)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert (recorded.job("job-1").state, paid(outbox)) == ("retrying", 0)
+
+
+def test_an_error_after_the_block_changes_nothing(outbox, recorded, caplog):
+    def body(self: Any) -> None:
+        with self.transaction(result="done") as session:
+            session.execute(insert(payments).values(job=self.request.id))
+        raise ConnectionError
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert (recorded.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+    assert "outbox.failed_after_success" in caplog.text
+
+
+def test_a_second_block_is_refused(outbox, recorded):
+    errors: list[Exception] = []
+
+    def body(self: Any) -> None:
+        with self.transaction():
+            pass
+        try:
+            with self.transaction():
+                pass
+        except TransactionOver as error:
+            errors.append(error)
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert "ended with its first one" in str(errors[0])
+    assert recorded.job("job-1").state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"transactional": True}, "in one already"), ({"result_key": "{job_id}"}, "its result_key")],
+)
+def test_a_block_where_it_cannot_hold_its_promise_is_refused(
+    outbox, recorded, tmp_path, options, words
+):
+    outbox._result_store = FileStore(tmp_path)
+    errors: list[Exception] = []
+
+    def body(self: Any) -> None:
+        try:
+            with self.transaction():
+                pass
+        except TransactionOver as error:
+            errors.append(error)
+            raise
+
+    task = add_task(outbox.app, body, bind=True, **options)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    assert words in str(errors[0])
+    assert recorded.job("job-1").state == "quarantined"
+
+
+# -- whose session ---------------------------------------------------------------------
+
+
+def test_the_configured_session_is_the_body_s_session(installed_url, letter):
+    with open_outbox(installed_url, init=False) as plain:
+        current = scoped_session(sessionmaker(plain.engine))
+        app = make_app(outbox_database_url=installed_url)
+        outbox = Outbox(app, session=current)
+        add_task(app, name="shop.letter")
+
+        def body(self: Any) -> None:
+            assert self.session is current()
+            current.execute(insert(payments).values(job="job-1"))
+
+        task = transactional(outbox, body)
+        task.apply_async(task_id="job-1")
+        current.commit()
+        deliver(task, "job-1")
+        assert (outbox.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+        assert not current().in_transaction()
+        current.remove()
+        outbox.engine.dispose()
+
+
+def test_outside_a_worker_a_body_is_part_of_its_caller_s_transaction(outbox, recorded, letter):
+    task = transactional(outbox, lambda self: pay(self))
+    with Session(outbox.engine) as session, outbox.use(session):
+        assert task.apply(task_id="job-1").get() == "paid"
+        session.rollback()
+    assert paid(outbox) == 0
+    assert task.apply(task_id="job-1").get() == "paid"
+    assert (paid(outbox), recorded.job("letter-job-1").state) == (1, "queued")
+
+
+def test_without_a_transaction_there_is_no_session(outbox):
+    task = add_task(outbox.app, return_nothing)
+    with pytest.raises(NotInJob, match="session of a transaction"):
+        _ = task.session
+
+
+def test_transactional_must_be_a_truth_value(outbox):
+    with pytest.raises(ConfigurationError, match="transactional of task"):
+        transactional(outbox, pay, transactional="yes")
