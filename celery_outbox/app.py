@@ -279,7 +279,7 @@ class Outbox:
             self.config,
             self.database,
             quarantine=self.quarantine_queue,
-            maintain=self.maintenance.run,
+            maintenance=self.maintenance,
         )
 
     @cached_property
@@ -292,6 +292,7 @@ class Outbox:
                 self.app, queue, timeout=self.config.publish_timeout
             ),
             republish_after=self.config.republish_after,
+            lease=self.config.lease,
         )
 
     @cached_property

@@ -9,9 +9,9 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
@@ -71,6 +71,16 @@ class Pass:
     outage: BaseException | None = None
 
 
+class Maintainer(Protocol):
+    """What a dispatcher lets do the maintenance, between two batches."""
+
+    def run(self, *, keep: bool = False) -> Any:
+        """Do what is due, unless somebody else does; stay the one who does it with ``keep``."""
+
+    def release(self) -> None:
+        """Let somebody else do it from now on."""
+
+
 class Dispatcher:
     """Publishes the outbox of one app; any number may run side by side.
 
@@ -79,7 +89,7 @@ class Dispatcher:
         config: the settings.
         database: the outbox tables.
         quarantine: the quarantine queue.
-        maintain: one maintenance run; called every ``maintenance_interval`` seconds.
+        maintenance: has a run every ``maintenance_interval`` seconds.
     """
 
     def __init__(
@@ -89,7 +99,7 @@ class Dispatcher:
         database: Database,
         *,
         quarantine: Queue,
-        maintain: Callable[[], Any],
+        maintenance: Maintainer,
     ) -> None:
         self.name = f"dispatcher:{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._app = app
@@ -97,7 +107,7 @@ class Dispatcher:
         self._database = database
         self._tables = database.tables
         self._quarantine = quarantine
-        self._maintain = maintain
+        self._maintenance = maintenance
         self._publisher: Publisher | None = None
         accepted = prepare_accept_content(app.conf.accept_content)
         self._accepts_json = accepted is None or JSON in accepted
@@ -126,7 +136,7 @@ class Dispatcher:
                 try:
                     if time.monotonic() >= maintain_at:
                         maintain_at = time.monotonic() + self._config.maintenance_interval
-                        self._maintain()
+                        self._maintenance.run(keep=True)
                     done = self.dispatch_batch()
                     if done.outage is None:
                         backoff.reset()
@@ -154,6 +164,7 @@ class Dispatcher:
                 self._stop.wait(pause)
         finally:
             self.close()
+            self._leave_maintenance()
             log_event(logger, logging.INFO, "outbox.dispatcher_stopped", dispatcher=self.name)
 
     def drain(self, *, seconds: float | None = None) -> Pass:
@@ -190,6 +201,13 @@ class Dispatcher:
             self._publisher = None
         if self._wakeup is not None:
             self._wakeup.close()
+
+    def _leave_maintenance(self) -> None:
+        try:
+            self._maintenance.release()
+        except (SQLAlchemyError, SchemaError):
+            # Another dispatcher takes it over when nothing is heard of this one.
+            log_event(logger, logging.WARNING, "outbox.release_failed", dispatcher=self.name)
 
     def dispatch_batch(self) -> Pass:
         """Claim, publish and mark one batch.

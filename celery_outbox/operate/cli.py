@@ -146,7 +146,11 @@ def maintain(outbox: Outbox, as_json: bool) -> None:
     if as_json:
         _print_json(asdict(done))
         return
-    click.echo(", ".join(f"{what} {count}" for what, count in asdict(done).items()))
+    if done.left_to is not None:
+        click.echo(f"Nothing to do: {done.left_to} does the maintenance.")
+        return
+    counts = {what: count for what, count in asdict(done).items() if what != "left_to"}
+    click.echo(", ".join(f"{what} {count}" for what, count in counts.items()))
 
 
 @command("status")

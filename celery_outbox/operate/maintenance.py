@@ -6,9 +6,11 @@ import logging
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from celery.utils.nodenames import gethostname
 from sqlalchemy import Connection
@@ -18,8 +20,10 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, messages, transitions
+from celery_outbox.store import journal, locks, messages, transitions
 from celery_outbox.store.database import Database
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("celery_outbox.operate")
 
@@ -38,16 +42,22 @@ class Maintained:
         quarantined: jobs of silent workers that had no attempt left.
         expired: waiting jobs whose time was over.
         republished: waiting jobs whose message was lost, or so it seems.
+        left_to: who does the maintenance at this time, if it is somebody else.
     """
 
     rescued: int = 0
     quarantined: int = 0
     expired: int = 0
     republished: int = 0
+    left_to: str | None = None
+
+
+class NotOurs(Exception):
+    """Somebody else does the maintenance."""
 
 
 class Maintenance:
-    """The maintenance of one outbox; runs that meet do not get into each other's way.
+    """The maintenance of one outbox: of all that may do it, one at a time does.
 
     Arguments:
         database: the outbox tables.
@@ -55,6 +65,7 @@ class Maintenance:
         queue_depth: returns how many messages a queue of the broker holds, or ``None`` where the
             broker does not say.
         republish_after: seconds after which a published and unclaimed message counts as lost.
+        lease: seconds after which another one takes over from one that fell silent.
     """
 
     def __init__(
@@ -64,6 +75,7 @@ class Maintenance:
         policy_of: Callable[[str], RetryPolicy],
         queue_depth: Callable[[str], int | None],
         republish_after: float,
+        lease: float,
     ) -> None:
         self._database = database
         self._tables = database.tables
@@ -71,30 +83,31 @@ class Maintenance:
         self._queue_depth = queue_depth
         self._republish_after = republish_after
         self._republish_at = time.monotonic()
-        self._actor = f"maintenance:{gethostname()}:{os.getpid()}"
+        self._lease = lease
+        self._actor = f"maintenance:{gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
 
-    def run(self) -> Maintained:
-        """Do everything that is due now.
+    def run(self, *, keep: bool = False) -> Maintained:
+        """Do everything that is due now, unless somebody else does.
+
+        Arguments:
+            keep: stay the one who does it, for further runs, until :meth:`release` or until
+                nothing has been heard for the lease.
 
         Raises:
             SchemaError: the tables are missing or have another version.
             sqlalchemy.exc.SQLAlchemyError: the database is away.
         """
         done = Maintained()
-        found = BATCH
-        while found == BATCH:
-            found, rescued, quarantined = self._database.write(self._rescue)
-            done.rescued += rescued
-            done.quarantined += quarantined
-        found = BATCH
-        while found == BATCH:
-            found, expired = self._database.write(self._expire)
-            done.expired += expired
-        # It looks at every job that waits, so it is not done each time.
-        if time.monotonic() >= self._republish_at:
-            self._republish_at = time.monotonic() + self._republish_after / 10
-            self._republish(done)
-        if done != Maintained():
+        done.left_to = self._database.read(self._other)
+        if done.left_to is not None:
+            return done
+        try:
+            self._run(done)
+            if not keep:
+                self.release()
+        except NotOurs:
+            done.left_to = self._database.read(self._other)
+        if done != Maintained(left_to=done.left_to):
             log_event(
                 logger,
                 logging.INFO,
@@ -105,6 +118,51 @@ class Maintenance:
                 republished=done.republished,
             )
         return done
+
+    def release(self) -> None:
+        """Let somebody else do it from now on."""
+        self._database.write(
+            lambda c: locks.release(c, self._tables, locks.MAINTENANCE, holder=self._actor)
+        )
+
+    def _run(self, done: Maintained) -> None:
+        found = BATCH
+        while found == BATCH:
+            found, rescued, quarantined = self._as_holder(self._rescue)
+            done.rescued += rescued
+            done.quarantined += quarantined
+        found = BATCH
+        while found == BATCH:
+            found, expired = self._as_holder(self._expire)
+            done.expired += expired
+        # It looks at every job that waits, so it is not done each time.
+        if time.monotonic() >= self._republish_at:
+            self._republish_at = time.monotonic() + self._republish_after / 10
+            self._republish(done)
+
+    def _other(self, connection: Connection) -> str | None:
+        holder = locks.holder_of(connection, self._tables, locks.MAINTENANCE)
+        return None if holder == self._actor else holder
+
+    def _as_holder(self, work: Callable[[Connection], Result]) -> Result:
+        """Run ``work`` in a transaction, as the one who does the maintenance.
+
+        Raises:
+            NotOurs: somebody else has become that.
+        """
+
+        def held(connection: Connection) -> Result:
+            if not locks.hold(
+                connection,
+                self._tables,
+                locks.MAINTENANCE,
+                holder=self._actor,
+                ttl=self._lease,
+            ):
+                raise NotOurs
+            return work(connection)
+
+        return self._database.write(held)
 
     def _rescue(self, connection: Connection) -> tuple[int, int, int]:
         rescued = quarantined = 0
@@ -152,7 +210,7 @@ class Maintenance:
         many as the queue still holds are left alone.
         """
         after = self._republish_after
-        queues = self._database.read(lambda c: messages.unclaimed_queues(c, self._tables, after))
+        queues = self._as_holder(lambda c: messages.unclaimed_queues(c, self._tables, after))
         for queue, waiting in queues:
             depth = None if queue is None else self._queue_depth(queue)
             if queue is not None and depth is None:
@@ -160,7 +218,7 @@ class Maintenance:
             missing = waiting - (depth or 0)
             while missing > 0:
                 again = partial(self._publish_again, queue=queue, limit=min(missing, BATCH))
-                count = self._database.write(again)
+                count = self._as_holder(again)
                 done.republished += count
                 missing = missing - count if count == BATCH else 0
 

@@ -31,6 +31,36 @@ def test_four_dispatchers_publish_each_row_once(system: System) -> None:
     assert _unpublished(system) == 0
 
 
+@on_rabbitmq
+def test_maintenance_is_taken_over_from_a_dispatcher_that_was_killed(system: System) -> None:
+    both = [system.dispatcher(), system.dispatcher()]
+    lock = system.outbox.tables.lock
+
+    def holder() -> int:
+        """The process id of the one that does it."""
+        with system.outbox.engine.connect() as connection:
+            name = connection.scalar(lock.select().with_only_columns(lock.c.held_by))
+        return int(name.split(":")[2]) if name else 0
+
+    eventually(lambda: holder() in {dispatcher.pid for dispatcher in both})
+    first = next(dispatcher for dispatcher in both if dispatcher.pid == holder())
+    system.shop.add.apply_async((1, 2), task_id="add-1")
+    assert system.worker(fault="execute.after_claim").wait() == -9
+    first.kill()
+
+    eventually(lambda: "rescued" in system.events("add-1"))
+    rescued = next(
+        event for event in system.outbox.control.journal("add-1") if event.event == "rescued"
+    )
+    other = next(dispatcher for dispatcher in both if dispatcher is not first)
+    assert f":{other.pid}:" in str(rescued.actor)
+    system.worker()
+    assert system.reaches("add-1", "succeeded").attempt == 2
+    # In good order it is given up at once.
+    other.terminate()
+    assert holder() == 0
+
+
 def test_sigterm_ends_a_dispatcher_in_good_order(system: System) -> None:
     dispatcher = system.dispatcher()
     system.shop.add.apply_async((1, 2), task_id="add-1")

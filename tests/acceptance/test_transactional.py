@@ -56,12 +56,13 @@ def test_a_frozen_worker_that_comes_back_commits_nothing(system: System) -> None
     system.shop.pay.apply_async(("go", False), task_id="pay-1")
     system.dispatcher()
     # A broker hands a frozen worker as many messages as it has asked for.
-    frozen = system.worker("--concurrency", "1", "--prefetch-multiplier", "1")
+    one = ("--concurrency", "1", "--prefetch-multiplier", "1")
+    frozen = system.worker(*one, "--hostname", "frozen@%h")
     eventually(lambda: system.runs("pay-1") == 1)
     os.kill(frozen.pid, signal.SIGSTOP)
     eventually(lambda: "rescued" in system.events("pay-1"))
     (system.folder / "go").touch()
-    system.worker()
+    system.worker(*one, "--hostname", "other@%h")
     system.reaches("pay-1", "succeeded")
     os.kill(frozen.pid, signal.SIGCONT)
 

@@ -15,7 +15,7 @@ from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.operate import cli
 from celery_outbox.operate.logs import JsonFormatter
-from celery_outbox.store import transitions
+from celery_outbox.store import locks, transitions
 from tests.factories import Database, add_task, open_outbox
 
 Run = Callable[..., Result]
@@ -176,7 +176,16 @@ def test_maintain_says_what_it_did(run: Run) -> None:
         "quarantined": 0,
         "expired": 0,
         "republished": 0,
+        "left_to": None,
     }
+
+
+def test_maintain_leaves_it_to_a_dispatcher_that_does_it(run: Run, outbox: Outbox) -> None:
+    outbox.database.write(
+        lambda c: locks.hold(c, outbox.tables, locks.MAINTENANCE, holder="dispatcher", ttl=60)
+    )
+    assert rows(run("maintain", "--json"))["left_to"] == "dispatcher"
+    assert "dispatcher does the maintenance" in run("maintain").output
 
 
 def test_no_command_shows_arguments(run: Run) -> None:

@@ -1,0 +1,67 @@
+"""Named locks with an end: one holder at a time, and another one when the holder falls silent."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, case, or_, select, update
+
+from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.schema import Tables
+
+#: Held by whoever does the maintenance.
+MAINTENANCE = "maintenance"
+
+
+def hold(connection: Connection, tables: Tables, name: str, *, holder: str, ttl: float) -> bool:
+    """Take a lock that is free or whose time is over, or keep the one that is held already.
+
+    Each change of the holder makes the lock's token grow.
+
+    Arguments:
+        holder: names one holder, which no other has.
+        ttl: seconds from now for which it is held without another call.
+
+    Returns:
+        Whether it is held by ``holder`` now.
+    """
+    lock = tables.lock
+    ours = (lock.c.held_by == holder) & (lock.c.held_until > db_now())
+    statement = (
+        update(lock)
+        .where(
+            lock.c.name == name,
+            or_(
+                lock.c.held_by.is_(None),
+                lock.c.held_by == holder,
+                lock.c.held_until <= db_now(),
+            ),
+        )
+        .values(
+            token=case((ours, lock.c.token), else_=lock.c.token + 1),
+            held_by=holder,
+            held_until=db_after(ttl),
+        )
+    )
+    if connection.execute(statement).rowcount == 1:
+        return True
+    first = {"name": name, "token": 1, "held_by": holder, "held_until": db_after(ttl)}
+    return insert_if_absent(connection, lock, first)
+
+
+def holder_of(connection: Connection, tables: Tables, name: str) -> str | None:
+    """Who holds a lock at this moment, or ``None``: nobody."""
+    lock = tables.lock
+    statement = select(lock.c.held_by).where(lock.c.name == name, lock.c.held_until > db_now())
+    found: str | None = connection.execute(statement).scalar()
+    return found
+
+
+def release(connection: Connection, tables: Tables, name: str, *, holder: str) -> bool:
+    """Give a lock up; returns whether it was ours to give."""
+    lock = tables.lock
+    statement = (
+        update(lock)
+        .where(lock.c.name == name, lock.c.held_by == holder)
+        .values(held_by=None, held_until=None)
+    )
+    return bool(connection.execute(statement).rowcount == 1)
