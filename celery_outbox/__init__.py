@@ -12,6 +12,7 @@ from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.exceptions import (
     CommitInBody,
     ConfigurationError,
+    DispatcherStuck,
     InvalidDelay,
     InvalidJobId,
     InvalidResultKey,
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CommitInBody",
     "ConfigurationError",
+    "DispatcherStuck",
     "FileStore",
     "InvalidDelay",
     "InvalidJobId",

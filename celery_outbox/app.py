@@ -107,7 +107,9 @@ class Outbox:
     @cached_property
     def database(self) -> Database:
         """The tables in their database."""
-        return Database(self.tables, self._make_engine, self._pid)
+        return Database(
+            self.tables, self._make_engine, self._pid, patience=self.config.database_timeout
+        )
 
     @property
     def engine(self) -> Engine:

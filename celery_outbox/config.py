@@ -43,8 +43,9 @@ class Config:
         maintenance_interval: seconds between two maintenance runs of the dispatcher.
         republish_after: seconds after which a job whose message was published and never
             claimed is published again, unless its queue still holds as many messages.
-        database_timeout: seconds for which a worker waits for an unreachable database before
-            it gives the message back to the broker.
+        database_timeout: seconds for which the database may be silent before its connection is
+            cut, and for which a worker waits for an unreachable database before it gives the
+            message back to the broker.
         settle_timeout: seconds for which a worker keeps a finished result while the database
             is away; after that the message goes back to the broker.
         notify: wake dispatchers with LISTEN/NOTIFY on PostgreSQL.

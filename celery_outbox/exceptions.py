@@ -128,6 +128,11 @@ class NotAvailable(OutboxError):
     """This version of celery-outbox does not have {what}. {remedy}"""
 
 
+class DispatcherStuck(OutboxError):
+    """Dispatcher {dispatcher} was told to end and its database or broker does not answer: it is
+    left behind. What it had claimed is published by another one when its claim ends."""
+
+
 class LeaseLost(OutboxError):
     """Attempt {attempt} of job {job_id!r} has lost its lease, and the job is another attempt's:
     nothing that its transaction wrote was committed."""

@@ -62,7 +62,8 @@ class Heartbeat(bootsteps.StartStopStep):
                 if not registered:
                     self._outbox.database.write(self._register)
                     registered = True
-                self._outbox.database.write(self._beat)
+                # A beat that comes later than the next one is due is worth nothing.
+                self._outbox.database.write(self._beat, patience=interval)
             except Exception as error:  # a thread that ends would let every lease end
                 log_event(logger, logging.WARNING, "outbox.heartbeat_failed", error=cause(error))
             if self._stop.wait(interval):

@@ -38,6 +38,7 @@ class BodyTransaction:
         self.job_id = job.id
         self._task = job.task
         self._tables = guard.tables
+        self._limit = guard.database.limit
         self._committing = False
         connection = self._connection()
         if is_autocommit(connection):
@@ -58,11 +59,12 @@ class BodyTransaction:
                 it was committed is not known.
         """
         try:
-            self.session.flush()
-            if not write(self._connection()):
-                self.rollback()
-                return False
-            self._commit()
+            with self._limit(self._connection()):
+                self.session.flush()
+                if not write(self._connection()):
+                    self.rollback()
+                    return False
+                self._commit()
         except Exception:
             self.rollback()
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_outbox.app import Outbox
 from celery_outbox.core.states import State
-from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError, OutboxError
+from celery_outbox.operate.daemon import until_signalled
 from celery_outbox.operate.logs import log_to_stderr
 from celery_outbox.operate.status import JobStatus, QuarantineEntry, as_plain
 
@@ -104,12 +103,11 @@ def dispatch(outbox: Outbox, once: bool, loglevel: str, as_json: bool) -> None:
     """Publish recorded jobs until SIGTERM or Ctrl-C."""
     log_to_stderr(loglevel, as_json)
     dispatcher = outbox.dispatcher()
+    work: Callable[[], Any] = dispatcher.drain if once else dispatcher.run
+    # A batch waits at most twice for the broker: to connect, and for its confirms.
+    done = until_signalled(dispatcher, work, grace=2 * outbox.config.publish_timeout)
     if not once:
-        with _stopped_by_signals(dispatcher):
-            dispatcher.run()
         return
-    with _stopped_by_signals(dispatcher):
-        done = dispatcher.drain()
     if as_json:
         outage = None if done.outage is None else type(done.outage).__name__
         _print_json({"published": done.published, "refused": done.refused, "outage": outage})
@@ -120,21 +118,6 @@ def dispatch(outbox: Outbox, once: bool, loglevel: str, as_json: bool) -> None:
             f"The broker cannot be used ({type(done.outage).__name__}: {done.outage}); "
             "what is not published stays in the database."
         )
-
-
-@contextmanager
-def _stopped_by_signals(dispatcher: Dispatcher) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the dispatcher after the batch in flight."""
-
-    def stop(signum: int, frame: Any) -> None:
-        dispatcher.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @command("maintain")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine
 
 from celery_outbox.store import install
-from celery_outbox.store.engine import retry_transaction
+from celery_outbox.store.engine import again, retry_transaction
+from celery_outbox.store.limits import Limits
 from celery_outbox.store.schema import Tables
 
 Result = TypeVar("Result")
@@ -25,10 +28,16 @@ class Database:
         make_engine: makes the engine, or hands over an existing one, when the first
             connection is needed.
         pid: the process in which an existing engine may have been used.
+        patience: seconds for which the database may be silent in one transaction; after that
+            the connection is cut.
     """
 
-    def __init__(self, tables: Tables, make_engine: Callable[[], Engine], pid: int) -> None:
+    def __init__(
+        self, tables: Tables, make_engine: Callable[[], Engine], pid: int, *, patience: float
+    ) -> None:
         self.tables = tables
+        self._patience = patience
+        self._limits = Limits()
         self._make_engine = make_engine
         self._engine: Engine | None = None
         self._pid = pid
@@ -46,6 +55,7 @@ class Database:
             # A connection must not be used on both sides of a fork: the child forgets the
             # parent's without closing them. The lock, too, may have been held in the fork.
             self._lock = threading.Lock()
+            self._limits = Limits()
             self._pid = os.getpid()
             # Also one that is only asked for now: its owner may have used it before the fork.
             self._engine = self._engine or self._make_engine()
@@ -55,11 +65,14 @@ class Database:
                 self._engine = self._make_engine()
             return self._engine
 
-    def write(self, work: Callable[[Connection], Result]) -> Result:
+    def write(
+        self, work: Callable[[Connection], Result], *, patience: float | None = None
+    ) -> Result:
         """Run ``work`` in a transaction of its own; again when the database rolled it back.
 
         Arguments:
             work: gets the connection; may run more than once, and only the last run commits.
+            patience: seconds for which the database may be silent; by default as for all.
 
         Raises:
             SchemaError: the tables are missing or have another version.
@@ -70,7 +83,7 @@ class Database:
             self.ensure_ready(connection)
             return work(connection)
 
-        return retry_transaction(self.engine, checked)
+        return retry_transaction(self.engine, checked, limit=partial(self.limit, patience=patience))
 
     def read(self, work: Callable[[Connection], Result]) -> Result:
         """Run ``work``, which writes nothing.
@@ -78,9 +91,20 @@ class Database:
         Raises:
             SchemaError, sqlalchemy.exc.DBAPIError: see :meth:`write`.
         """
-        with self.engine.connect() as connection:
-            self.ensure_ready(connection)
-            return work(connection)
+
+        def run() -> Result:
+            with self.engine.connect() as connection, self.limit(connection):
+                self.ensure_ready(connection)
+                return work(connection)
+
+        return again(run)
+
+    def limit(
+        self, connection: Connection, *, patience: float | None = None
+    ) -> AbstractContextManager[None]:
+        """Cut a connection on which a block takes too long; the driver then reports that it
+        was lost."""
+        return self._limits.at_most(connection, self._patience if patience is None else patience)
 
     def ensure_ready(self, connection: Connection) -> None:
         """Check, once per engine, that the tables are there and have the right version.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -13,6 +13,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from celery_outbox.exceptions import ConfigurationError
 
 Result = TypeVar("Result")
+
+#: Bounds how long a connection may take in a block.
+Limit = Callable[[Connection], AbstractContextManager[Any]]
 
 #: Databases whose conformance is tested.
 SUPPORTED = ("postgresql", "sqlite")
@@ -62,7 +65,9 @@ def open_engine(url: str) -> Engine:
         bounds = _NETWORK_BOUNDS if parsed.get_driver_name() in _LIBPQ_DRIVERS else {}
         return create_engine(
             parsed,
-            pool_pre_ping=True,
+            # No ping: a transaction whose connection is gone is run again on a new one, and a
+            # ping would wait for a server that does not answer.
+            pool_use_lifo=True,
             pool_recycle=1800,
             hide_parameters=True,
             connect_args={k: v for k, v in bounds.items() if k not in parsed.query},
@@ -99,13 +104,16 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 
 
 @contextmanager
-def write_transaction(engine: Engine) -> Iterator[Connection]:
+def write_transaction(engine: Engine, limit: Limit = nullcontext) -> Iterator[Connection]:
     """A short transaction of our own, committed at the end of the block.
 
     On SQLite it takes the write lock at its start: a transaction that reads first and writes
     later fails with "database is locked" as soon as another process wrote in between.
+
+    Arguments:
+        limit: a block that bounds how long the connection may take.
     """
-    with engine.begin() as connection:
+    with engine.connect() as connection, limit(connection), connection.begin():
         begin_immediate(connection)
         yield connection
 
@@ -137,7 +145,7 @@ def is_transient(error: BaseException) -> bool:
         return False
     if error.connection_invalidated:
         return True
-    code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None)
+    code = _code_of(error)
     if code is not None:
         # Class 08: connection exception; 57P0x: the server shuts down or starts up;
         # 53300: too many connections.
@@ -153,20 +161,57 @@ def is_transient(error: BaseException) -> bool:
     return "no such" not in text and "has no column" not in text
 
 
+def _was_rolled_back(error: DBAPIError) -> bool:
+    if _code_of(error) is not None:
+        return _code_of(error) in _ROLLED_BACK
+    # SQLite has no codes.
+    text = str(error.orig).lower()
+    return type(error.orig).__name__ == "OperationalError" and "locked" in text
+
+
+def _code_of(error: DBAPIError) -> str | None:
+    code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None)
+    return None if code is None else str(code)
+
+
 def retry_transaction(
-    engine: Engine, work: Callable[[Connection], Result], *, attempts: int = 5
+    engine: Engine,
+    work: Callable[[Connection], Result],
+    *,
+    attempts: int = 5,
+    limit: Limit = nullcontext,
 ) -> Result:
     """Run ``work`` in a write transaction, again when the database rolled it back.
 
     Arguments:
         work: gets the connection; must be safe to run again, since only the last run commits.
         attempts: how often at most; a lost connection or lasting trouble is raised after that.
+        limit: see :func:`write_transaction`.
     """
+
+    def run() -> Result:
+        with write_transaction(engine, limit) as connection:
+            return work(connection)
+
+    return again(run, attempts)
+
+
+def again(work: Callable[[], Result], attempts: int = 5) -> Result:
+    """Run ``work``, at once again when the database rolled it back.
+
+    A database that cannot be reached is left to callers, who know how long to wait.
+
+    Arguments:
+        attempts: how often at most; only twice where connections are lost: the first may have
+            been lost long ago, while it was in the pool.
+    """
+    lost = 0
     for attempt in range(1, attempts + 1):
         try:
-            with write_transaction(engine) as connection:
-                return work(connection)
+            return work()
         except DBAPIError as error:
-            if attempt == attempts or not is_transient(error):
+            lost += error.connection_invalidated
+            worth_it = lost == 1 if error.connection_invalidated else _was_rolled_back(error)
+            if attempt == attempts or not worth_it:
                 raise
     raise AssertionError("unreachable")

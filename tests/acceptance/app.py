@@ -24,6 +24,8 @@ FOLDER = Path(os.environ["SHOP_FOLDER"])
 app = Celery("shop", broker=os.environ["SHOP_BROKER"], task_cls="celery_outbox:OutboxTask")
 app.conf.update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
 app.conf.outbox_database_url = os.environ["SHOP_DATABASE"]
+if "SHOP_TIMEOUT" in os.environ:
+    app.conf.outbox_database_timeout = float(os.environ["SHOP_TIMEOUT"])
 app.conf.outbox_result_store = f"file://{FOLDER}/results"
 
 outbox = Outbox(app)

@@ -21,7 +21,7 @@ from tests.factories import Database
 @pytest.fixture
 def make(database: Database) -> Callable[..., Maintenance]:
     """Returns another one that may do the maintenance of the same tables."""
-    store = Store(database.tables, lambda: database.engine, 0)
+    store = Store(database.tables, lambda: database.engine, 0, patience=60)
 
     def make(**options: Any) -> Maintenance:
         defaults = {

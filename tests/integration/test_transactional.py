@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,13 @@ def table(outbox: Outbox) -> Iterator[None]:
     payments.metadata.create_all(outbox.engine)
     yield
     payments.metadata.drop_all(outbox.engine)
+
+
+@pytest.fixture
+def outbox(outbox: Outbox) -> Outbox:
+    """An outbox whose results of Celery's own are kept in memory."""
+    outbox.app.conf.result_backend = "cache+memory://"
+    return outbox
 
 
 @pytest.fixture
@@ -322,16 +330,18 @@ def test_a_block_ends_the_job_and_the_result_is_what_the_body_returns(outbox, re
 
 
 def test_the_block_can_be_given_the_result(outbox, recorded):
+    # Celery's memory backend is one for all tests.
+    job_id = f"receipt-{uuid.uuid4()}"
+
     def body(self: Any) -> None:
         with self.transaction(result="receipt 42"):
             pass
 
     task = add_task(outbox.app, body, bind=True)
-    task.apply_async(task_id="job-1")
-    outbox.app.conf.result_backend = "cache+memory://"
-    deliver(task, "job-1")
-    assert json.loads(recorded.job("job-1").result) == "receipt 42"
-    assert outbox.app.AsyncResult("job-1").get() == "receipt 42"
+    task.apply_async(task_id=job_id)
+    deliver(task, job_id)
+    assert json.loads(recorded.job(job_id).result) == "receipt 42"
+    assert outbox.app.AsyncResult(job_id).get() == "receipt 42"
 
 
 def test_an_error_in_the_block_undoes_it_and_the_attempt_fails(outbox, recorded, letter):
