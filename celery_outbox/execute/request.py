@@ -23,7 +23,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.execute.callback_id import fix_callback_ids
-from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_lost, end_revoked, end_unreadable
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
@@ -73,6 +73,10 @@ class OutboxRequest(Request):
     def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
         super()._announce_revoked(reason, *args, **kwargs)
+        if reason == "expired":
+            # A message of ours does not expire: the database decides that. So this is another
+            # client's, and the job that has its id is not the one that it names.
+            return
         try:
             end_revoked(self.task.outbox.guard, self.id)
         except (SQLAlchemyError, SchemaError):
@@ -84,10 +88,10 @@ class OutboxRequest(Request):
             return
         worker_state.task_ready(self)
         guard = self.task.outbox.guard
-        delivery = Delivery.of(self.id, self._request_dict)
+        delivery = guard.delivery_of(self.id, self._request_dict)
         try:
             if reason is Reason.UNDECODABLE:
-                job = end_unreadable(guard, self.task, delivery)
+                job = end_unreadable(guard, Foreign.of(self._message, delivery.queue))
             else:
                 job = end_lost(guard, self.task, self.id, reason, delivery.attempts_before)
         except (SQLAlchemyError, SchemaError):

@@ -247,8 +247,14 @@ def quarantine_waiting(
     return took
 
 
-def replay(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
-    """Send a quarantined job back to the queue, with all its attempts before it."""
+def replay(
+    connection: Connection, tables: Tables, job: Job, *, relay: bool = False, actor: str
+) -> bool:
+    """Send a quarantined job back to the queue, with all its attempts before it.
+
+    Arguments:
+        relay: its message goes out in full, because its task has no guard.
+    """
     took = _apply(
         connection,
         tables,
@@ -256,6 +262,7 @@ def replay(connection: Connection, tables: Tables, job: Job, *, actor: str) -> b
         job.id,
         [],
         **_NOT_FINAL,
+        relay=int(relay),
         attempt=0,
         error_code=None,
         error_detail=None,
