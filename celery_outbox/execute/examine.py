@@ -14,6 +14,7 @@ from kombu.message import Message
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.storable import is_storable
+from celery_outbox.execute.unreadable import UNREADABLE_HEADER
 from celery_outbox.store.schema import MAX_JOB_ID
 
 #: Celery counts in its messages what is an INTEGER in the job's row.
@@ -41,6 +42,8 @@ def examine(
     """
     if not isinstance(message.headers, Mapping):
         return _malformed("headers")
+    if UNREADABLE_HEADER in message.headers:
+        return _malformed("properties")
     try:
         fields = message.headers if "task" in message.headers else message.decode()
     except Exception as error:  # decoders raise what they like

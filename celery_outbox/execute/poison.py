@@ -21,6 +21,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.examine import Fault, examine
 from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_foreign
+from celery_outbox.execute.unreadable import read_everything
 from celery_outbox.log import cause, log_event
 from celery_outbox.queues import declared_with_dead_letters, is_rabbitmq, queue_of
 from celery_outbox.store.patience import FIRST_PAUSE, LONGEST_PAUSE
@@ -42,7 +43,10 @@ class KeepPoison(bootsteps.StartStopStep):
         self._has_warned = False
 
     def start(self, parent: Any) -> None:
-        """Warn about queues whose rejected and dropped messages the broker does not keep."""
+        """See to it that unreadable messages arrive, and warn about queues whose rejected and
+        dropped messages the broker does not keep. Celery makes the connection again when it
+        is lost."""
+        read_everything(parent.connection)
         if not self._has_warned:
             self._has_warned = True
             warn_without_dead_letters(parent.app)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+from amqp.basic_message import Message as AmqpMessage
 from celery import Celery
 
 #: The body of a call without arguments.
@@ -232,3 +234,56 @@ def send(app: Celery, queue: str, *messages: Poison) -> None:
                 headers=each.all_headers,
                 **each.properties,
             )
+
+
+class Milliseconds(AmqpMessage):
+    """A message whose timestamp header has milliseconds where AMQP has seconds."""
+
+    def _serialize_properties(self) -> bytes:
+        seconds = struct.pack(">cQ", b"T", 1_700_000_000)
+        sent = super()._serialize_properties()
+        assert seconds in sent
+        return sent.replace(seconds, struct.pack(">cQ", b"T", 1_700_000_000_000))
+
+
+def send_unreadable(app: Celery, queue: str) -> int:
+    """Put messages into a queue that the transport itself cannot read; return how many."""
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        app.amqp.queues[queue](channel).declare()
+        if connection.transport.driver_type == "amqp":
+            when = datetime.fromtimestamp(1_700_000_000, timezone.utc)
+            messages = [
+                AmqpMessage(b"-", content_type=b"\xff\xfe"),
+                AmqpMessage(b"", correlation_id=b"\xff"),
+                Milliseconds(b"-", application_headers={"id": "a", "sent": when}),
+            ]
+            for message in messages:
+                channel.basic_publish(message, exchange="", routing_key=queue)
+            return len(messages)
+        if connection.transport.driver_type == "redis":
+            items = unreadable_items()
+            for item in items:
+                channel.client.lpush(queue, item)
+            return len(items)
+    return 0
+
+
+def unreadable_items() -> list[str | bytes]:
+    """What somebody may have pushed into a Redis list, and is no message of kombu's."""
+    info = {"exchange": "", "routing_key": "celery"}
+    properties = {"delivery_tag": "a", "delivery_info": info, "body_encoding": "base64"}
+    good = {"body": "W10=", "headers": {}, "properties": properties}
+    tables = [
+        {"a": 1},
+        [1],
+        5,
+        {**good, "headers": [1]},
+        {**good, "headers": {"a": {"__type__": "nobody", "__value__": 1}}},
+        {**good, "body": "a"},
+        {**good, "properties": {**properties, "body_encoding": "klingon"}},
+        {**good, "properties": {**properties, "delivery_tag": None}},
+        {**good, "properties": {**properties, "delivery_info": [1]}},
+        {**good, "properties": {**properties, "delivery_info": {}}},
+        {**good, "properties": [1]},
+    ]
+    return ["hello", b"\xff\x00", *(json.dumps(table) for table in tables)]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from celery_outbox.execute.delivery import VERSION_HEADER
 from celery_outbox.store import job as jobs
 from celery_outbox.store.job import Job
-from tests.acceptance.poison import KINDS, Poison, send
+from tests.acceptance.poison import KINDS, Poison, send, send_unreadable
 from tests.acceptance.system import System
 from tests.wait import eventually
 
@@ -36,22 +33,28 @@ def quarantined(system: System) -> dict[str, Any]:
 
 def test_poison_of_every_kind_is_kept_and_the_next_job_runs(system: System) -> None:
     send(system.shop.app, "celery", *KINDS)
+    unreadable = send_unreadable(system.shop.app, "celery")
+    everything = len(KINDS) + unreadable
     system.shop.add.apply_async((1, 2), task_id="good")
     system.dispatcher()
     worker = system.worker("-c", "2", pool=POOLS[system.name])
 
     system.reaches("good", "succeeded", deadline=60.0)
-    eventually(lambda: len(quarantined(system)) == len(KINDS), deadline=60.0)
+    eventually(lambda: len(quarantined(system)) == everything, deadline=60.0)
     found = quarantined(system)
     for kind in KINDS:
         check(system, found, kind)
-    eventually(lambda: system.depth("outbox.quarantine") == len(KINDS), deadline=60.0)
+    stands_for_another = [
+        entry for entry in found.values() if entry.error_code == "malformed:properties"
+    ]
+    assert len(stands_for_another) == unreadable
+    eventually(lambda: system.depth("outbox.quarantine") == everything, deadline=60.0)
     assert worker.alive
     assert worker.log().count(" ready.") == 1
     # Nothing is left with the worker either: what it holds would come back.
     worker.terminate()
     assert system.depth("celery") == 0
-    assert system.depth("outbox.quarantine") == len(KINDS)
+    assert system.depth("outbox.quarantine") == everything
 
 
 def check(system: System, found: dict[str, Any], kind: Poison) -> None:
