@@ -184,7 +184,7 @@ def test_what_was_not_accepted_is_replayed_when_it_is(system: System) -> None:
 
     settings = json.loads(system.environment["SHOP_SETTINGS"])
     settings["accept_content"] = ["json", "pickle"]
-    system.worker(SHOP_SETTINGS=json.dumps(settings))
+    system.worker(SHOP_SETTINGS=json.dumps(settings), C_FORCE_ROOT="1")
     for job_id in ("sum", "bare"):
         system.outbox.control.replay(job_id)
 
