@@ -22,9 +22,10 @@ JSON = "application/json"
 _NOT_SENT = ("expires", "compression")
 
 
-#: What a header of a copy may have, in characters, and in tables within tables.
-_LONGEST_TEXT = 4096
-_LONGEST_NAME = 200
+#: What a header of a copy may have, in bytes, and in tables within tables. A name, like every
+#: property, has at most 255 bytes in AMQP; all headers together must fit into one frame.
+_LONGEST_TEXT = 16 * 1024
+_LONGEST_NAME = 255
 _DEEPEST = 10
 
 
@@ -125,9 +126,10 @@ def _copy(message: Message, envelope: Envelope, quarantine: Queue, accepts_json:
     wire.exchange, wire.routing_key = quarantine.exchange.name, quarantine.routing_key
     wire.queue, wire.declare = None, [quarantine]
     wire.properties.pop("priority", None)
-    wire.properties.setdefault("correlation_id", message.job_id)
+    if _has_room(message.job_id, _LONGEST_NAME):
+        wire.properties.setdefault("correlation_id", message.job_id)
     # A header that no broker takes must not keep the copy from its queue.
-    wire.headers = {name: each for name, each in wire.headers.items() if _is_plain(each)}
+    wire.headers = {name: each for name, each in wire.headers.items() if _is_plain({name: each})}
     wire.headers |= {
         "x-outbox-job-id": message.job_id,
         "x-outbox-reason": message.reason,
@@ -145,7 +147,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, int):
         return -(2**63) <= value < 2**63
     if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT and value.isascii()
+        return _has_room(value, _LONGEST_TEXT)
     if depth >= _DEEPEST:
         return False
     if isinstance(value, list):
@@ -153,9 +155,17 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if not isinstance(value, dict):
         return False
     return all(
-        len(name) <= _LONGEST_NAME and name.isascii() and _is_plain(each, depth + 1)
+        _has_room(name, _LONGEST_NAME) and _is_plain(each, depth + 1)
         for name, each in value.items()
     )
+
+
+def _has_room(text: str, limit: int) -> bool:
+    try:
+        return len(text.encode("utf-8")) <= limit
+    except UnicodeEncodeError:
+        # Half a surrogate pair, out of the JSON of another client.
+        return False
 
 
 @lru_cache(maxsize=16)

@@ -91,7 +91,7 @@ def _end_foreign(
         job = jobs.lock(connection, guard.tables, foreign.job_id)
     if job is None:
         raise LostRace(job_id=foreign.job_id)
-    if foreign.is_claim_check and job.task == foreign.task:
+    if _is_own(job, foreign):
         if job.state in WAITING_STATES:
             transitions.add_delivery(connection, guard.tables, job.id)
             end_waiting(connection, guard, job, reason, code)
@@ -184,6 +184,8 @@ def end_unreadable(guard: Guard, foreign: Foreign) -> Job | None:
         job = jobs.lock(connection, guard.tables, job_id)
         if job is None:
             set_aside(connection, guard, foreign, job_id, Reason.UNDECODABLE, code)
+        elif job.state in WAITING_STATES and not _is_own(job, foreign):
+            job_id = note_foreign(connection, guard, foreign, job, Reason.UNDECODABLE, code)
         else:
             end_waiting(connection, guard, job, Reason.UNDECODABLE, code)
         return jobs.get(connection, guard.tables, job_id)
@@ -228,6 +230,11 @@ def _was_not_rejected(connection: Connection, guard: Guard, foreign: Foreign, jo
         return False
     copied = messages.has_copy(connection, guard.tables, job.id, job.finished_at)
     return foreign.redelivered and not copied
+
+
+def _is_own(job: Job, foreign: Foreign) -> bool:
+    """Whether a message came through the outbox for this very job."""
+    return foreign.is_claim_check and job.task == foreign.task
 
 
 def _was_made_by(job: Job, foreign: Foreign) -> bool:

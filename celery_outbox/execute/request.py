@@ -41,6 +41,14 @@ class OutboxRequest(Request):
     the second a no-op.
     """
 
+    def maybe_expire(self) -> bool:
+        """Leave it to the guard whether a job's time is over: it says so in the database.
+
+        Celery would also put the id among the revoked ones, and then drop the messages of
+        another job that has it.
+        """
+        return False
+
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Settle an attempt that ran into its hard time limit."""
         if soft or getattr(worker_state, "should_terminate", None):
@@ -73,10 +81,6 @@ class OutboxRequest(Request):
     def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
         super()._announce_revoked(reason, *args, **kwargs)
-        if reason == "expired":
-            # A message of ours does not expire: the database decides that. So this is another
-            # client's, and the job that has its id is not the one that it names.
-            return
         try:
             end_revoked(self.task.outbox.guard, self.id)
         except (SQLAlchemyError, SchemaError):

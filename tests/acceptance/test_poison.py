@@ -33,6 +33,9 @@ POOLS = {
     "sqlite-filesystem": "solo",
 }
 
+#: The headers of a call whose time was over long ago.
+EXPIRED = {"expires": "2020-01-01T00:00:00+00:00"}
+
 
 def row(system: System, job_id: str) -> Job:
     """Return the whole row of a job."""
@@ -118,12 +121,17 @@ def test_a_queue_without_dead_letters_is_warned_of_and_its_poison_is_copied(
         "plain",
         Poison("first-good", "", body=first_protocol(id="first-good"), headers=BARE),
         Poison("bare-good", "", headers={"task": "shop.bare"}),
+        *(Poison(name, "", headers=EXPIRED) for name in ("late", "innocent")),
     )
+    system.shop.add.apply_async((1, 2), task_id="innocent", countdown=3600)
     worker = system.worker("-Q", "plain,celery")
     system.dispatcher()
 
     assert system.reaches("first-good", "succeeded").attempt == 1
     eventually(lambda: system.runs("bare-good") == 1)
+    assert system.reaches("late", "expired").attempt == 0
+    eventually(lambda: "deferred" in system.events("innocent"))
+    assert system.job("innocent").state == "queued"
     everything = len(kinds) + unreadable
     eventually(lambda: system.depth("outbox.quarantine") == everything)
     assert {entry.queue for entry in quarantined(system).values()} == {"plain"}

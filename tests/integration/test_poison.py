@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Task
+from celery.utils.objects import Bunch
 from kombu import Queue
 from kombu.message import Message
 from sqlalchemy.exc import OperationalError
@@ -20,6 +21,7 @@ from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_foreign
 from celery_outbox.execute.payload import decode_call
 from celery_outbox.execute.poison import Handlers, warn_without_dead_letters
+from celery_outbox.execute.steps import _requests
 from tests.factories import Database, add_task, make_app
 
 EMPTY = b"[[], {}, {}]"
@@ -366,3 +368,8 @@ def test_a_worker_warns_of_queues_without_dead_letters(caplog, setting, broker, 
     for record in caplog.records:
         assert record.outbox_event == "outbox.queue_without_dead_letters"
         assert f"outbox.queue({record.outbox_queue!r})" in record.getMessage()
+
+
+def test_the_heartbeat_looks_for_ids_that_a_job_can_have():
+    requests = {Bunch(id=each) for each in ("job-1", 5, None, "nul\x00", "half\ud800")}
+    assert _requests(requests) == {"job-1"}
