@@ -300,7 +300,7 @@ class Outbox:
     @cached_property
     def control(self) -> Control:
         """Looks at jobs and acts on them, as the command line does."""
-        return Control(self.database)
+        return Control(self.database, is_plain_task=self._is_plain_task)
 
     def job(self, job_id: str) -> JobStatus:
         """Where a job is, what became of it and why.
@@ -344,6 +344,13 @@ class Outbox:
     def _policy_of(self, task: str) -> RetryPolicy:
         known = self.app.tasks.get(task)
         return self.config.retry_policy if known is None else self.guard.policy_of(known)
+
+    def _is_plain_task(self, name: str) -> bool:
+        """Whether the app has a task of this name that does not use the outbox."""
+        # What a worker imports, a web process or the command line may not have yet.
+        self.app.loader.import_default_modules()
+        task = self.app.tasks.get(name)
+        return task is not None and not hasattr(type(task), "outbox")
 
     def _make_engine(self) -> Engine:
         if self._engine is not None:

@@ -8,14 +8,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import celery
-from celery import Celery, signals
+from celery import Celery
 from celery._state import connect_on_app_finalize
-from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.app import Outbox
 from celery_outbox.config import Config
-from celery_outbox.core.reasons import Reason
-from celery_outbox.execute.outside import end_waiting
 from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox")
@@ -93,16 +90,3 @@ def _dispatch(self: Any) -> int:
 def _maintain(self: Any) -> None:
     """Take back the jobs of silent workers and end what has expired."""
     Outbox.of(self.app).maintenance.run()
-
-
-@signals.task_unknown.connect(weak=False)  # type: ignore[untyped-decorator]
-def _on_unknown_task(sender: Any, message: Any, name: str, id: str, **_: Any) -> None:
-    """Quarantine a job whose task this worker does not have; Celery has rejected its message."""
-    app: Celery = sender.app
-    if not Outbox.exists(app):
-        return
-    queue = (message.delivery_info or {}).get("routing_key")
-    try:
-        end_waiting(Outbox.of(app).guard, id, queue, Reason.UNKNOWN_TASK)
-    except SQLAlchemyError:
-        log_event(logger, logging.ERROR, "outbox.quarantine_failed", exc_info=True, job=id)

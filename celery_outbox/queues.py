@@ -83,10 +83,27 @@ def broker_dead_letters(app: Celery, config: Config, queue: str | None) -> bool:
     """
     if config.dead_letter != "auto":
         return config.dead_letter == "broker"
+    return declared_with_dead_letters(app, config, queue)
+
+
+def declared_with_dead_letters(app: Celery, config: Config, queue: str | None) -> bool:
+    """Whether the configuration declares ``queue`` on RabbitMQ with our exchange for dead
+    letters."""
     if queue is None or queue not in app.amqp.queues or not is_rabbitmq(app):
         return False
     arguments = app.amqp.queues[queue].queue_arguments or {}
     return bool(arguments.get("x-dead-letter-exchange") == config.quarantine_queue)
+
+
+def queue_of(app: Celery, exchange: str | None, routing_key: str | None) -> str | None:
+    """The queue that a message came from, as far as its routing and the configuration tell."""
+    if not exchange:
+        # The default exchange: the routing key is the queue.
+        return routing_key or None
+    for name, queue in app.amqp.queues.items():
+        if queue.exchange.name == exchange and queue.routing_key == routing_key:
+            return str(name)
+    return None
 
 
 def depth(app: Celery, queue: str, timeout: float) -> int | None:

@@ -17,6 +17,7 @@ from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.exceptions import ConfigurationError, NotAvailable, NotInJob
 from celery_outbox.execute.attempt import Attempt, Lease
+from celery_outbox.execute.poison import KeepPoison
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
 from celery_outbox.record.result import RecordedResult
@@ -83,7 +84,7 @@ class OutboxTask(Task):
         # Also for apps whose task_cls is another one.
         Outbox.of(app)
         app.steps["worker"].add(Heartbeat)
-        app.steps["consumer"].add(DeclareQuarantine)
+        app.steps["consumer"] |= {DeclareQuarantine, KeepPoison}
         super().on_bound(app)
 
     @classmethod

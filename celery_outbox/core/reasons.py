@@ -30,6 +30,10 @@ class Reason(str, Enum):
     UNDECODABLE = "undecodable"
     #: A message named a job that the database does not have.
     UNKNOWN_JOB = "unknown_job"
+    #: A message has not the form of a task message: no task, no usable id, a wrong type.
+    MALFORMED = "malformed"
+    #: A message of another client has the id of a job that is of another task.
+    ID_TAKEN = "id_taken"
 
     def __str__(self) -> str:
         return self.value

@@ -22,6 +22,13 @@ JSON = "application/json"
 _NOT_SENT = ("expires", "compression")
 
 
+#: What a header of a copy may have, in bytes, and in tables within tables. A name, like every
+#: property, has at most 255 bytes in AMQP; all headers together must fit into one frame.
+_LONGEST_TEXT = 16 * 1024
+_LONGEST_NAME = 255
+_DEEPEST = 10
+
+
 @dataclass
 class Wire:
     """A message as a publisher sends it; ``id`` is its outbox row."""
@@ -67,7 +74,14 @@ def _claim_check(message: Message, envelope: Envelope, accepts_json: bool) -> Wi
     """For a task of ours: who the job is, but not what it was called with."""
     body, content_type, encoding = _no_arguments(JSON if accepts_json else envelope.content_type)
     headers = {name: value for name, value in envelope.headers.items() if name not in _NOT_SENT}
-    headers |= {"outbox_version": MESSAGE_VERSION, "eta": None, "retries": message.attempt}
+    headers |= {
+        # A message that came without a usable id is a job under another one.
+        "id": message.job_id,
+        "task": message.task,
+        "outbox_version": MESSAGE_VERSION,
+        "eta": None,
+        "retries": message.attempt,
+    }
     properties = dict(envelope.properties)
     # Expiry is decided in the database, by its clock: a message that the broker expires
     # would be dead-lettered as if it had failed.
@@ -112,10 +126,11 @@ def _copy(message: Message, envelope: Envelope, quarantine: Queue, accepts_json:
     wire.exchange, wire.routing_key = quarantine.exchange.name, quarantine.routing_key
     wire.queue, wire.declare = None, [quarantine]
     wire.properties.pop("priority", None)
-    wire.properties.setdefault("correlation_id", message.job_id)
+    if _has_room(message.job_id, _LONGEST_NAME):
+        wire.properties.setdefault("correlation_id", message.job_id)
+    # A header that no broker takes must not keep the copy from its queue.
+    wire.headers = {name: each for name, each in wire.headers.items() if _is_plain({name: each})}
     wire.headers |= {
-        "id": message.job_id,
-        "task": message.task,
         "x-outbox-job-id": message.job_id,
         "x-outbox-reason": message.reason,
         "x-outbox-error-code": message.error_code,
@@ -123,6 +138,34 @@ def _copy(message: Message, envelope: Envelope, quarantine: Queue, accepts_json:
         "x-outbox-queue": envelope.queue,
     }
     return wire
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether every transport can carry a header's value."""
+    if value is None or isinstance(value, (bool, float)):
+        return True
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    if isinstance(value, str):
+        return _has_room(value, _LONGEST_TEXT)
+    if depth >= _DEEPEST:
+        return False
+    if isinstance(value, list):
+        return all(_is_plain(each, depth + 1) for each in value)
+    if not isinstance(value, dict):
+        return False
+    return all(
+        _has_room(name, _LONGEST_NAME) and _is_plain(each, depth + 1)
+        for name, each in value.items()
+    )
+
+
+def _has_room(text: str, limit: int) -> bool:
+    try:
+        return len(text.encode("utf-8")) <= limit
+    except UnicodeEncodeError:
+        # Half a surrogate pair, out of the JSON of another client.
+        return False
 
 
 @lru_cache(maxsize=16)

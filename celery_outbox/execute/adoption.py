@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from celery import Task
+from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.foreign import Foreign
+from celery_outbox.execute.outside import set_aside
 from celery_outbox.execute.payload import Call, encode_call, envelope_of
+from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import recording
 from celery_outbox.store.job import Job
@@ -18,6 +23,8 @@ from celery_outbox.store.recording import NewJob
 
 if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
+
+logger = logging.getLogger("celery_outbox.execute")
 
 
 def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, call: Call) -> None:
@@ -38,7 +45,7 @@ def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, 
         id=delivery.job_id,
         task=task.name,
         queue=delivery.queue,
-        envelope=envelope_of(delivery.request, content_type, encoding),
+        envelope=envelope_of(delivery.request, delivery.queue, content_type, encoding),
         body=body,
         max_attempts=max(guard.policy_of(task).max_attempts, retries + 1),
         attempt=retries,
@@ -49,26 +56,33 @@ def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, 
 
 
 def quarantine(
-    connection: Connection, guard: Guard, task: Task, delivery: Delivery, reason: Reason
+    connection: Connection,
+    guard: Guard,
+    task: Task,
+    delivery: Delivery,
+    call: Call,
+    reason: Reason,
 ) -> Job:
-    """Record a message that cannot become a job as a quarantined one, without arguments."""
-    new = NewJob(
-        id=delivery.job_id,
-        task=task.name,
-        queue=delivery.queue,
-        envelope=envelope_of(delivery.request, "", ""),
-        body=None,
-        max_attempts=guard.policy_of(task).max_attempts,
-    )
-    recording.record_quarantined(
-        connection,
-        guard.tables,
-        new,
-        reason=reason,
-        actor=guard.worker_id(),
-        copy=not guard.broker_dead_letters(delivery.queue),
-    )
+    """Record a message that cannot become a job as a quarantined one."""
+    foreign = foreign_of(guard, task, delivery, call)
+    set_aside(connection, guard, foreign, delivery.job_id, reason, str(reason))
     job = jobs.get(connection, guard.tables, delivery.job_id)
     if job is None:
         raise AssertionError("a job that was just recorded is not there")
     return job
+
+
+def foreign_of(guard: Guard, task: Task, delivery: Delivery, call: Call) -> Foreign:
+    """What is known, in a pool process, of a message that is no job of ours."""
+    body, content_type, encoding = None, "", ""
+    if not delivery.is_claim_check:
+        serializer = task.serializer or guard.app.conf.task_serializer
+        try:
+            body, content_type, encoding = encode_call(guard.app, call, serializer)
+        except EncodeError:
+            # Whatever the worker could read and nobody can write again.
+            log_event(logger, logging.ERROR, "outbox.arguments_lost", job=delivery.job_id)
+    envelope = envelope_of(delivery.request, delivery.queue, content_type, encoding)
+    return Foreign.kept(
+        envelope, body, {**delivery.request, "task": task.name}, delivery.redelivered
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.utils.time import maybe_iso8601
 
+from celery_outbox.execute.storable import is_storable
 from celery_outbox.store.schema import MAX_JOB_ID
 
 #: Marks a message that carries the job's id and type but not its arguments.
@@ -36,10 +37,14 @@ class Delivery:
     queue: str | None
 
     @classmethod
-    def of(cls, job_id: str, request: Mapping[str, Any]) -> Delivery:
-        """Read it from Celery's request."""
+    def of(cls, job_id: str, request: Mapping[str, Any], queue: str | None) -> Delivery:
+        """Read it from Celery's request.
+
+        Arguments:
+            queue: where it came from, as far as that is known.
+        """
         info = request.get("delivery_info") or {}
-        usable = isinstance(job_id, str) and 0 < len(job_id) <= MAX_JOB_ID and "\x00" not in job_id
+        usable = is_storable(job_id, MAX_JOB_ID)
         if not usable:
             digest = hashlib.sha256(repr(job_id).encode("utf-8", "replace")).hexdigest()
             job_id = f"invalid-{digest[:32]}"
@@ -50,8 +55,7 @@ class Delivery:
             request=dict(request),
             is_claim_check=request.get(VERSION_HEADER) is not None,
             redelivered=bool(info.get("redelivered")),
-            # Sent through the default exchange, the routing key is the queue.
-            queue=None if info.get("exchange") else info.get("routing_key"),
+            queue=queue,
         )
 
     @property

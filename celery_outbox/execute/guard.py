@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -47,10 +47,12 @@ from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
 from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.outside import note_foreign
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
 from celery_outbox.log import log_event
+from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions
 from celery_outbox.store.database import Database
@@ -111,7 +113,7 @@ class Guard:
         The claim comes before the tracer, so that signals, ``before_start`` and logs meet the
         job's real arguments; the settle comes in ``Task.__call__``, before callbacks go out.
         """
-        delivery = Delivery.of(job_id, request)
+        delivery = self.delivery_of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
             started = self._start(task, delivery, call, request)
@@ -136,16 +138,16 @@ class Guard:
             error = InvalidJobId(
                 job_id=delivery.job_id, task=task.name, problem="its id is unusable"
             )
-            return self._alien(task, delivery, Reason.UNDECODABLE, error)
+            return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         try:
             decision, job = self._patiently(
                 "claim", lambda connection: self._claim(connection, task, delivery, call)
             )
         except (EncodeError, InvalidResultKey) as error:
-            return self._alien(task, delivery, Reason.UNDECODABLE, error)
+            return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         if job is None:
             unknown = UnknownJob(job_id=delivery.job_id)
-            return self._alien(task, delivery, Reason.UNKNOWN_JOB, unknown)
+            return self._alien(task, delivery, call, Reason.UNKNOWN_JOB, unknown)
         if isinstance(decision, Mismatch):
             log_event(
                 logger, logging.ERROR, "outbox.task_mismatch", job=job.id, message_task=task.name
@@ -192,6 +194,12 @@ class Guard:
             self.database.write(lambda connection: journal.write(connection, self.tables, [line]))
         except SQLAlchemyError:
             log_event(logger, logging.ERROR, "outbox.journal_failed", exc_info=True, job=job.id)
+
+    def delivery_of(self, job_id: str, request: Mapping[str, Any]) -> Delivery:
+        """What the message of a request says about its job."""
+        info = request.get("delivery_info") or {}
+        queue = queue_of(self.app, info.get("exchange"), info.get("routing_key"))
+        return Delivery.of(job_id, request, queue)
 
     def policy_of(self, task: Task) -> RetryPolicy:
         """How jobs of a task are retried."""
@@ -250,9 +258,12 @@ class Guard:
             transitions.defer(connection, self.tables, job, until=decision.until, actor=actor)
         elif isinstance(decision, Expire):
             transitions.expire(connection, self.tables, job.id, attempt=job.attempt, actor=actor)
+        elif isinstance(decision, Mismatch):
+            foreign = adoption.foreign_of(self, task, delivery, call)
+            taken = Reason.ID_TAKEN
+            note_foreign(connection, self, foreign, job, taken, str(taken))
         else:
-            event = "mismatch" if isinstance(decision, Mismatch) else "duplicate"
-            transitions.count_delivery(connection, self.tables, job, event=event, actor=actor)
+            transitions.count_delivery(connection, self.tables, job, event="duplicate", actor=actor)
         return decision, jobs.get(connection, self.tables, job.id)
 
     def _attempt(self, task: Task, decision: Decision, job: Job) -> Attempt:
@@ -267,11 +278,13 @@ class Guard:
         attempt.settled = attempt.outcome is not None
         return attempt
 
-    def _alien(self, task: Task, delivery: Delivery, reason: Reason, error: Exception) -> Attempt:
+    def _alien(
+        self, task: Task, delivery: Delivery, call: Call, reason: Reason, error: Exception
+    ) -> Attempt:
         """Keep a message that is no job of ours where a person can see it."""
         job = self._patiently(
             "quarantine",
-            lambda connection: adoption.quarantine(connection, self, task, delivery, reason),
+            lambda connection: adoption.quarantine(connection, self, task, delivery, call, reason),
         )
         attempt = Attempt(self, task, job, _no_lease(job), outcome=raising(error))
         attempt.settled = True

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from celery import Celery
 from kombu.compression import decompress
-from kombu.exceptions import EncodeError
-from kombu.serialization import dumps, loads, prepare_accept_content
+from kombu.exceptions import EncodeError, SerializerNotInstalled
+from kombu.serialization import dumps, loads, prepare_accept_content, registry
 
+from celery_outbox.execute.storable import storable, storable_properties
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.job import Job
 
@@ -41,12 +42,17 @@ def decode_call(app: Celery, job: Job) -> Call:
         compression = envelope.headers.get("compression")
         if compression:
             body = decompress(body, compression)
-        args, kwargs, embed = loads(
+        payload = loads(
             body,
             envelope.content_type,
             envelope.content_encoding,
             accept=prepare_accept_content(app.conf.accept_content),
         )
+        if isinstance(payload, Mapping):
+            # A message of Celery's first protocol, kept as it came.
+            embed = {name: payload.get(name) for name in ("callbacks", "errbacks", "chord")}
+            return Call(list(payload.get("args", ())), dict(payload.get("kwargs", {})), embed)
+        args, kwargs, embed = payload
         return Call(list(args), dict(kwargs), dict(embed or {}))
     except Exception as error:  # foreign bytes: decoders raise what they like
         raise Undecodable(f"{type(error).__name__}: {error}") from error
@@ -55,20 +61,31 @@ def decode_call(app: Celery, job: Job) -> Call:
 def encode_call(app: Celery, call: Call, serializer: str) -> tuple[bytes, str, str]:
     """The body of an adopted message: its bytes, content type and encoding.
 
-    Pickle is used where the task's serializer cannot do it, provided that workers accept it.
+    Where the task's serializer cannot do it, another one is used that workers accept: they have
+    read the message with one of these.
 
     Raises:
-        kombu.exceptions.EncodeError: neither can.
+        kombu.exceptions.EncodeError: none can.
     """
-    accepted = prepare_accept_content(app.conf.accept_content) or ()
     body = (list(call.args), dict(call.kwargs), dict(call.embed))
     try:
         content_type, encoding, data = dumps(body, serializer=serializer)
     except EncodeError:
-        if "application/x-python-serialize" not in accepted:
-            raise
-        content_type, encoding, data = dumps(body, serializer="pickle")
+        content_type, encoding, data = _encode_otherwise(app, body)
     return _as_bytes(data), content_type, encoding
+
+
+def _encode_otherwise(app: Celery, body: Any) -> tuple[str, str, bytes | str]:
+    failure: EncodeError | None = None
+    for accepted in sorted(prepare_accept_content(app.conf.accept_content) or ()):
+        try:
+            encoded: tuple[str, str, bytes | str] = dumps(
+                body, serializer=registry.type_to_name.get(accepted, accepted)
+            )
+            return encoded
+        except (EncodeError, SerializerNotInstalled) as error:
+            failure = EncodeError(str(error))
+    raise failure or EncodeError("no content type is accepted")
 
 
 def encode_result(app: Celery, value: Any) -> tuple[bytes, str]:
@@ -90,20 +107,25 @@ def decode_result(result: bytes | None, result_type: str | None) -> Any:
     return loads(result, content_type, encoding, accept=[content_type])
 
 
-def envelope_of(request: Mapping[str, Any], content_type: str, encoding: str) -> Envelope:
-    """The envelope of a message that reached a worker without a job."""
+def envelope_of(
+    request: Mapping[str, Any], queue: str | None, content_type: str, encoding: str
+) -> Envelope:
+    """The envelope of a message that reached a worker without a job.
+
+    Arguments:
+        queue: where the message came from, as far as that is known.
+    """
     delivery = request.get("delivery_info") or {}
-    properties = {
-        name: value
-        for name, value in (request.get("properties") or {}).items()
-        if name in ("correlation_id", "reply_to", "priority", "delivery_mode") and value is not None
-    }
     return Envelope(
         exchange=delivery.get("exchange") or "",
         routing_key=delivery.get("routing_key") or "",
-        queue=None if delivery.get("exchange") else delivery.get("routing_key"),
-        headers={name: value for name, value in request.items() if name not in _NOT_HEADERS},
-        properties=properties,
+        queue=queue,
+        headers={
+            str(name): storable(value)
+            for name, value in request.items()
+            if name not in _NOT_HEADERS
+        },
+        properties=storable_properties(request.get("properties")),
         content_type=content_type,
         content_encoding=encoding,
     )

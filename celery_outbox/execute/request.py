@@ -23,7 +23,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.execute.callback_id import fix_callback_ids
-from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_lost, end_revoked, end_unreadable
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
@@ -40,6 +40,14 @@ class OutboxRequest(Request):
     one or by quarantine. Both callbacks may fire for one time limit: the lease token makes
     the second a no-op.
     """
+
+    def maybe_expire(self) -> bool:
+        """Leave it to the guard whether a job's time is over: it says so in the database.
+
+        Celery would also put the id among the revoked ones, and then drop the messages of
+        another job that has it.
+        """
+        return False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Settle an attempt that ran into its hard time limit."""
@@ -84,10 +92,10 @@ class OutboxRequest(Request):
             return
         worker_state.task_ready(self)
         guard = self.task.outbox.guard
-        delivery = Delivery.of(self.id, self._request_dict)
+        delivery = guard.delivery_of(self.id, self._request_dict)
         try:
             if reason is Reason.UNDECODABLE:
-                job = end_unreadable(guard, self.task, delivery)
+                job = end_unreadable(guard, Foreign.of(self._message, delivery.queue))
             else:
                 job = end_lost(guard, self.task, self.id, reason, delivery.attempts_before)
         except (SQLAlchemyError, SchemaError):

@@ -11,8 +11,10 @@ from celery import bootsteps, signals
 from celery.utils.nodenames import gethostname
 from celery.worker import state
 
+from celery_outbox.execute.storable import is_storable
 from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
+from celery_outbox.store.schema import MAX_JOB_ID
 
 logger = logging.getLogger("celery_outbox.execute")
 
@@ -100,7 +102,8 @@ def _requests(requests: Any) -> set[str]:
     """The ids in one of Celery's weak sets, which other threads change meanwhile."""
     for _ in range(100):
         try:
-            return {request.id for request in requests}
+            # A task without the outbox may have any id, and has no lease.
+            return {each.id for each in requests if is_storable(each.id, MAX_JOB_ID)}
         except RuntimeError:
             continue
     raise RuntimeError("Celery's set of requests does not hold still")

@@ -10,14 +10,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition, sources
 from celery_outbox.exceptions import NotReplayable, UnknownJob, WrongState
+from celery_outbox.execute.delivery import VERSION_HEADER
 from celery_outbox.operate.status import JobStatus, QuarantineEntry
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 from celery_outbox.store.journal import Event
+from celery_outbox.store.recording import NO_TASK
 
 
 class Control:
@@ -25,10 +28,12 @@ class Control:
 
     Arguments:
         database: the outbox tables.
+        is_plain_task: whether the app has a task of this name that does not use the outbox.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, is_plain_task: Callable[[str], bool]) -> None:
         self._database = database
+        self._is_plain_task = is_plain_task
         self._tables = database.tables
 
     def status(self, job_id: str) -> JobStatus:
@@ -106,13 +111,15 @@ class Control:
 
         Raises:
             UnknownJob, WrongState: see :meth:`quarantine_entry`.
-            NotReplayable: its arguments were never recorded.
+            NotReplayable: its arguments were never recorded, or it is of no task.
         """
 
         def work(connection: Connection, job: Job) -> bool:
-            if job.body is None:
-                raise NotReplayable(job_id=job_id, problem="its arguments were never recorded")
-            return transitions.replay(connection, self._tables, job, actor=person())
+            if job.state is State.QUARANTINED:
+                _check_replayable(job)
+            return transitions.replay(
+                connection, self._tables, job, relay=self._relays(job), actor=person()
+            )
 
         self._act(job_id, Transition.REPLAY, "replay", work)
 
@@ -172,6 +179,11 @@ class Control:
 
         self._database.write(locked)
 
+    def _relays(self, job: Job) -> bool:
+        """Whether the worker needs the whole message, because its task has no guard."""
+        unknown = job.reason == Reason.UNKNOWN_TASK
+        return job.relay or (unknown and self._is_plain_task(job.task))
+
     def _find(self, **filters: Any) -> list[Job]:
         found: list[Job] = self._database.read(
             lambda connection: jobs.find(connection, self._tables, **filters)
@@ -187,6 +199,23 @@ def person() -> str:
         # A user id without an entry, as in a container.
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
+
+
+def _check_replayable(job: Job) -> None:
+    if job.task == NO_TASK:
+        problem = "its message names no task that it could be sent to"
+        raise NotReplayable(job_id=job.id, problem=problem)
+    if job.body is None or _came_without_arguments(job):
+        raise NotReplayable(job_id=job.id, problem="its arguments were never recorded")
+
+
+def _came_without_arguments(job: Job) -> bool:
+    """Whether the row was made from a message that had gone through an outbox."""
+    try:
+        return VERSION_HEADER in job.envelope.headers
+    except (ValueError, TypeError):
+        # The dispatcher says what is wrong with such a row.
+        return False
 
 
 def _wrong_state(job: Job, action: str, transition: Transition) -> WrongState:

@@ -16,6 +16,9 @@ from celery_outbox.store.clock import db_now
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
+#: The task of a message that names none.
+NO_TASK = "(none)"
+
 
 @dataclass(frozen=True)
 class NewJob:
@@ -77,10 +80,12 @@ def record_quarantined(
     reason: Reason,
     actor: str,
     copy: bool,
+    error_code: str | None = None,
 ) -> bool:
     """Record a message that names no known job as a quarantined job of its own.
 
     Arguments:
+        error_code: what exactly is wrong with it.
         copy: also send a copy to the quarantine queue.
 
     Returns:
@@ -89,6 +94,7 @@ def record_quarantined(
     values = {
         "reason": str(reason),
         "source": str(Source.BROKER),
+        "error_code": error_code,
         "finished_at": db_now(),
         "deliveries": 1,
     }
@@ -103,6 +109,7 @@ def record_quarantined(
         attempt=0,
         actor=actor,
         reason=str(reason),
+        error_code=error_code,
     )
     journal.write(connection, tables, [line])
     return True

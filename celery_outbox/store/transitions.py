@@ -270,8 +270,14 @@ def quarantine_waiting(
     return took
 
 
-def replay(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
-    """Send a quarantined job back to the queue, with all its attempts before it."""
+def replay(
+    connection: Connection, tables: Tables, job: Job, *, relay: bool = False, actor: str
+) -> bool:
+    """Send a quarantined job back to the queue, with all its attempts before it.
+
+    Arguments:
+        relay: its message goes out in full, because its task has no guard.
+    """
     took = _apply(
         connection,
         tables,
@@ -279,6 +285,7 @@ def replay(connection: Connection, tables: Tables, job: Job, *, actor: str) -> b
         job.id,
         [],
         **_NOT_FINAL,
+        relay=int(relay),
         attempt=0,
         error_code=None,
         error_detail=None,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
@@ -148,3 +148,10 @@ def leave(self: Any) -> None:
 def pickled(self: Any, values: Any) -> None:
     """Get what workers of this app do not accept."""
     note_run(self.request.id)
+
+
+@task(name="shop.bare", base=Task)
+def bare(self: Any, value: Any = None) -> Any:
+    """Be a task without the outbox."""
+    note_run(self.request.id)
+    return value

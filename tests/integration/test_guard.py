@@ -14,7 +14,7 @@ from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
 from celery_outbox.execute import guard as guarding
 from celery_outbox.store import job as jobs
 from tests.factories import Database, make_stock_app, open_outbox
-from tests.integration.delivering import add_task, again, deliver, raising
+from tests.integration.delivering import add_task, again, deliver, deliver_stock, raising
 
 #: What Celery says when its own part of a delivery fails, as some of these tests make it.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
@@ -264,6 +264,48 @@ def test_a_message_for_another_task_does_not_touch_the_job(outbox, recorded):
     assert deliver(refund, "job-1") == "REJECTED"
     assert (ran, recorded.job("job-1").state) == ([], "queued")
     assert recorded.events("job-1")[-1] == "mismatch"
+    [entry] = outbox.control.quarantined()
+    assert (entry.id[:8], entry.task, entry.reason) == ("invalid-", "shop.refund", "id_taken")
+
+
+def test_a_stock_message_for_another_task_is_kept_whole_once_and_runs_when_replayed(
+    outbox, recorded
+):
+    ran: list[Any] = []
+    add_task(outbox.app).apply_async(task_id="job-1")
+    refund = add_task(outbox.app, lambda *args: ran.append(args), name="shop.refund")
+    for _ in range(2):
+        assert deliver_stock(refund, "job-1", [42]) == "REJECTED"
+    [entry] = outbox.control.quarantined()
+    assert recorded.events("job-1").count("mismatch") == 1
+    outbox.control.replay(entry.id)
+    assert deliver(refund, entry.id) == "SUCCESS"
+    assert ran == [(42,)]
+
+
+def test_a_stock_message_without_a_usable_result_key_keeps_its_arguments(outbox, recorded):
+    task = add_task(outbox.app, result_key="r/{0}.csv")
+    assert deliver_stock(task, "job-1", ["../../etc"]) == "FAILURE"
+    job = recorded.job("job-1")
+    assert (job.reason, json.loads(job.body)[0]) == ("undecodable", ["../../etc"])
+
+
+def test_arguments_that_only_another_accepted_serializer_takes_are_kept(installed_url):
+    with open_outbox(
+        installed_url,
+        init=False,
+        accept_content=["json", "pickle"],
+        result_backend="cache+memory://",
+    ) as outbox:
+        task = add_task(outbox.app, lambda values: len(values))
+        assert deliver_stock(task, "job-1", [{1, 2}]) == "SUCCESS"
+
+
+def test_a_stock_message_with_headers_that_json_cannot_hold_runs(outbox, recorded):
+    task = add_task(outbox.app)
+    odd = {"raw": memoryview(b"\xff"), "table": {b"\xff": (1, {"when": datetime(2026, 1, 1)})}}
+    assert deliver_stock(task, "job-1", [], **odd) == "SUCCESS"
+    assert recorded.job("job-1").envelope.headers["raw"] == b"\xff"
 
 
 @pytest.mark.parametrize("job_id", ["x" * 300, "nul\x00"])

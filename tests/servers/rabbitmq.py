@@ -184,6 +184,11 @@ class RabbitmqApi:
             message = channel.basic_get(queue=queue, no_ack=True)
             return None if message is None else channel.message_to_python(message)
 
+    def set_policy(self, pattern: str, definition: dict[str, Any]) -> None:
+        """Set a policy for the queues whose names match a pattern."""
+        body = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
+        self._server.call("PUT", f"/policies/{self._path}/test", body)
+
     def close_connections(self) -> int:
         """Close all connections from the server's side and return how many there were."""
         found = self._server.call("GET", f"/vhosts/{self._path}/connections")

@@ -151,3 +151,29 @@ def test_headers_of_the_call_reach_the_worker():
 def test_a_row_that_cannot_be_read_raises_what_the_dispatcher_catches():
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         wire(new_message(envelope_json="{"))
+
+
+def test_a_copy_leaves_out_what_a_broker_may_not_take():
+    headers = {
+        "id": "job-1",
+        "task": "shop.export",
+        "big": 2**70,
+        "long": "x" * 100_000,
+        "half": "a\ud800b",
+        "x" * 300: 1,
+        "when": NOW,
+        "fine": {"é": [1, None, True, 0.5, "é"]},
+    }
+    row = new_message(kind=QUARANTINE, envelope_json=new_envelope(headers=headers).to_json())
+    sent = wire(row)
+    assert sent.headers["fine"] == {"é": [1, None, True, 0.5, "é"]}
+    assert set(headers) & set(sent.headers) == {"id", "task", "fine"}
+
+
+def test_a_copy_has_the_id_of_its_row_and_no_property_that_is_too_long():
+    headers = {"id": 5, "task": ["no"]}
+    envelope = new_envelope(headers=headers, properties={})
+    job_id = "é" * 200
+    sent = wire(new_message(kind=QUARANTINE, job_id=job_id, envelope_json=envelope.to_json()))
+    assert (sent.headers["id"], sent.headers["task"]) == (job_id, "shop.export")
+    assert "correlation_id" not in sent.properties
