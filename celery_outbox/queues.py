@@ -15,6 +15,11 @@ from celery_outbox.exceptions import ConfigurationError
 #: From this version on, Celery consumes quorum queues (it sets the prefetch per consumer).
 _QUORUM_SINCE = (5, 5)
 
+#: Options and arguments of a queue that RabbitMQ refuses for a quorum queue.
+_ONLY_CLASSIC = frozenset(
+    {"auto_delete", "exclusive", "max_priority", "x-max-priority", "x-queue-mode"}
+)
+
 
 def is_rabbitmq(app: Celery) -> bool:
     """Whether the app's broker speaks AMQP; opens no connection.
@@ -54,25 +59,29 @@ def quarantine_queue(app: Celery, config: Config) -> Queue:
 def outbox_queue(app: Celery, config: Config, name: str, **options: Any) -> Queue:
     """A durable queue whose rejected messages go to the quarantine queue (on RabbitMQ).
 
-    A quorum queue dead-letters at least once, which needs ``reject-publish``
-    (RabbitMQ documentation, "Quorum Queues", section "Dead Lettering").
+    A quorum queue where Celery can consume one, unless the options name another type, or ask for
+    what only a classic queue has. It dead-letters at least once, which needs ``reject-publish``
+    (RabbitMQ documentation, "Quorum Queues", section "Dead Lettering"); a classic queue refuses
+    these arguments.
     """
+    options.setdefault("durable", True)
+    own = options.pop("queue_arguments", None) or {}
     arguments: dict[str, Any] = {}
     if is_rabbitmq(app):
         arguments = {
             "x-dead-letter-exchange": config.quarantine_queue,
             "x-dead-letter-routing-key": config.quarantine_queue,
         }
-        if consumes_quorum_queues():
+        if _wants_quorum(own, options):
             arguments |= {
                 "x-queue-type": "quorum",
                 "x-dead-letter-strategy": "at-least-once",
                 "x-overflow": "reject-publish",
             }
-    arguments |= options.pop("queue_arguments", None) or {}
+    arguments |= own
     options.setdefault("exchange", Exchange(name, type="direct", durable=True))
     options.setdefault("routing_key", name)
-    return Queue(name, durable=True, queue_arguments=arguments, **options)
+    return Queue(name, queue_arguments=arguments, **options)
 
 
 def broker_dead_letters(app: Celery, config: Config, queue: str | None) -> bool:
@@ -127,6 +136,14 @@ def depth(app: Celery, queue: str, timeout: float) -> int | None:
         return None
     finally:
         connection.collect()
+
+
+def _wants_quorum(arguments: dict[str, Any], options: dict[str, Any]) -> bool:
+    named = arguments.get("x-queue-type")
+    if named is not None:
+        return bool(named == "quorum")
+    needs_classic = any(options.get(name) for name in _ONLY_CLASSIC) or not options["durable"]
+    return consumes_quorum_queues() and not needs_classic and not _ONLY_CLASSIC & set(arguments)
 
 
 def _use_quorum(app: Celery) -> bool:

@@ -95,11 +95,11 @@ class AmqpPublisher:
                     message=wire.id,
                     outcome=outcome.value,
                 )
-                self._report.outcomes[wire.id] = outcome
+                self._report.decide(wire, outcome)
                 self._reset(error)
 
     def _send(self, wires: Sequence[Wire]) -> None:
-        channel = self._ready_channel()
+        self._ready_channel()
         for wire in wires:
             if wire.id in self._report.outcomes:
                 continue
@@ -108,21 +108,7 @@ class AmqpPublisher:
             while len(self._pending) >= self._window:
                 self._drain()
             try:
-                message = channel.prepare_message(
-                    wire.body,
-                    wire.properties.get("priority"),
-                    wire.content_type,
-                    wire.content_encoding,
-                    wire.headers,
-                    {k: v for k, v in wire.properties.items() if k != "priority" and v is not None},
-                )
-                channel.basic_publish(
-                    message,
-                    exchange=wire.exchange,
-                    routing_key=wire.routing_key,
-                    mandatory=True,
-                    timeout=self._timeout,
-                )
+                self._publish(channel, wire)
             except _ENCODING_ERRORS as error:
                 log_event(
                     logger,
@@ -131,12 +117,28 @@ class AmqpPublisher:
                     message=wire.id,
                     error=type(error).__name__,
                 )
-                self._report.outcomes[wire.id] = Outcome.UNPUBLISHABLE
-                continue
-            self._pending[self._next_tag] = wire
-            self._next_tag += 1
+                self._report.decide(wire, Outcome.UNPUBLISHABLE)
         while self._pending:
             self._drain()
+
+    def _publish(self, channel: Any, wire: Wire) -> None:
+        message = channel.prepare_message(
+            wire.body,
+            wire.properties.get("priority"),
+            wire.content_type,
+            wire.content_encoding,
+            wire.headers,
+            {k: v for k, v in wire.properties.items() if k != "priority" and v is not None},
+        )
+        channel.basic_publish(
+            message,
+            exchange=wire.exchange,
+            routing_key=wire.routing_key,
+            mandatory=True,
+            timeout=self._timeout,
+        )
+        self._pending[self._next_tag] = wire
+        self._next_tag += 1
 
     def _drain(self) -> None:
         """Read what the broker answers; at least one message must be decided in time."""
@@ -157,13 +159,12 @@ class AmqpPublisher:
     def _on_ack(self, tag: int, multiple: bool) -> None:
         for wire in self._decided(tag, multiple):
             returned = self._returned.pop(wire.key, None)
-            self._report.outcomes[wire.id] = (
-                Outcome.CONFIRMED if returned is None else Outcome.UNROUTABLE
-            )
+            outcome = Outcome.CONFIRMED if returned is None else Outcome.UNROUTABLE
+            self._report.decide(wire, outcome)
 
     def _on_nack(self, tag: int, multiple: bool) -> None:
         for wire in self._decided(tag, multiple):
-            self._report.outcomes[wire.id] = Outcome.NACKED
+            self._report.decide(wire, Outcome.NACKED)
 
     def _on_return(self, error: Any, exchange: str, routing_key: str, message: Any) -> None:
         # RabbitMQ returns an unroutable message before it confirms it.

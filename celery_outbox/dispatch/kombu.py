@@ -43,7 +43,7 @@ class KombuPublisher:
         report = Report()
         for wire in wires:
             try:
-                report.outcomes[wire.id] = self._publish(wire)
+                report.decide(wire, self._publish(wire))
             except self._outages() as error:
                 report.outage = error
                 self.close()
@@ -56,7 +56,7 @@ class KombuPublisher:
                     message=wire.id,
                     error=type(error).__name__,
                 )
-                report.outcomes[wire.id] = Outcome.UNPUBLISHABLE
+                report.decide(wire, Outcome.UNPUBLISHABLE)
         return report
 
     def close(self) -> None:

@@ -40,6 +40,10 @@ class Report:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     outage: BaseException | None = None
 
+    def decide(self, wire: Wire, outcome: Outcome) -> None:
+        """Note what the broker, or the attempt to send it, has said about a message."""
+        self.outcomes[wire.id] = outcome
+
 
 class Publisher(Protocol):
     """Sends messages and finds out what became of each."""

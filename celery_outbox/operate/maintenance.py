@@ -7,7 +7,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -18,10 +18,12 @@ from sqlalchemy import Connection
 from celery_outbox.core.classification import Verdict
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
+from celery_outbox.core.states import State
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, locks, messages, transitions
 from celery_outbox.store.database import Database
+from celery_outbox.store.job import Job
 
 Result = TypeVar("Result")
 
@@ -126,15 +128,8 @@ class Maintenance:
         )
 
     def _run(self, done: Maintained) -> None:
-        found = BATCH
-        while found == BATCH:
-            found, rescued, quarantined = self._as_holder(self._rescue)
-            done.rescued += rescued
-            done.quarantined += quarantined
-        found = BATCH
-        while found == BATCH:
-            found, expired = self._as_holder(self._expire)
-            done.expired += expired
+        self._rescue_all(done)
+        self._expire_all(done)
         # It looks at every job that waits, so it is not done each time.
         if time.monotonic() >= self._republish_at:
             self._republish_at = time.monotonic() + self._republish_after / 10
@@ -164,44 +159,61 @@ class Maintenance:
 
         return self._database.write(held)
 
+    def _rescue_all(self, done: Maintained) -> None:
+        found = BATCH
+        while found == BATCH:
+            found, rescued, quarantined = self._as_holder(self._rescue)
+            done.rescued += rescued
+            done.quarantined += quarantined
+
     def _rescue(self, connection: Connection) -> tuple[int, int, int]:
-        rescued = quarantined = 0
         found = jobs.lock_expired(connection, self._tables, BATCH)
-        for job in found:
-            step = after_failure(
-                _LOST,
-                attempt=job.attempt,
-                max_attempts=job.max_attempts,
-                policy=self._policy_of(job.task),
-                random=random.random(),
+        ends = [self._take_back(connection, job) for job in found]
+        return len(found), ends.count(State.RETRYING), ends.count(State.QUARANTINED)
+
+    def _take_back(self, connection: Connection, job: Job) -> State | None:
+        """End the attempt of a silent worker; returns the job's state, or ``None``: it is the
+        job of somebody else by now."""
+        step = after_failure(
+            _LOST,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            policy=self._policy_of(job.task),
+            random=random.random(),
+        )
+        if isinstance(step, RetryIn):
+            took = transitions.rescue(
+                connection, self._tables, job, actor=self._actor, delay=step.delay
             )
-            if isinstance(step, RetryIn):
-                rescued += transitions.rescue(
-                    connection, self._tables, job, actor=self._actor, delay=step.delay
-                )
-            else:
-                quarantined += transitions.quarantine(
-                    connection,
-                    self._tables,
-                    job.id,
-                    job.lease_token,
-                    attempt=job.attempt,
-                    actor=self._actor,
-                    reason=step.reason,
-                    error_code=str(Reason.LOST_WORKER),
-                    # There may be no message left that a worker could reject.
-                    copy=True,
-                )
-        return len(found), rescued, quarantined
+            return State.RETRYING if took else None
+        took = transitions.quarantine(
+            connection,
+            self._tables,
+            job.id,
+            job.lease_token,
+            attempt=job.attempt,
+            actor=self._actor,
+            reason=step.reason,
+            error_code=str(Reason.LOST_WORKER),
+            # There may be no message left that a worker could reject.
+            copy=True,
+        )
+        return State.QUARANTINED if took else None
+
+    def _expire_all(self, done: Maintained) -> None:
+        found = BATCH
+        while found == BATCH:
+            found, expired = self._as_holder(self._expire)
+            done.expired += expired
 
     def _expire(self, connection: Connection) -> tuple[int, int]:
-        expired = 0
         found = jobs.lock_overdue(connection, self._tables, BATCH)
-        for job in found:
-            expired += transitions.expire(
-                connection, self._tables, job.id, attempt=job.attempt, actor=self._actor
-            )
-        return len(found), expired
+        return len(found), sum(self._end_overdue(connection, job) for job in found)
+
+    def _end_overdue(self, connection: Connection, job: Job) -> bool:
+        return transitions.expire(
+            connection, self._tables, job.id, attempt=job.attempt, actor=self._actor
+        )
 
     def _republish(self, done: Maintained) -> None:
         """Send again what a broker took and no worker got: a message can be lost there.
@@ -226,6 +238,9 @@ class Maintenance:
         ids = messages.publish_again(
             connection, self._tables, queue, after=self._republish_after, limit=limit
         )
+        self._note_republished(connection, ids)
+        return len(ids)
+
+    def _note_republished(self, connection: Connection, ids: Sequence[str]) -> None:
         lines = [journal.line(job_id, "republished", actor=self._actor) for job_id in ids]
         journal.write(connection, self._tables, lines)
-        return len(ids)
