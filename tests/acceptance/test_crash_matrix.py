@@ -120,8 +120,10 @@ def play(scenario: Scenario, bench: Bench) -> Facts:
         assert broken(bench.journal(job_id), job) == []
         assert bench.runs(job_id) == scenario.runs
         assert (job.result is not None) == succeeds
-    whole = sorted(scenario.jobs) if succeeds else []
+    whole = sorted(scenario.jobs) if succeeds and not scenario.transactional else []
     assert (bench.effects(), bench.results()) == (whole, whole)
+    booked = bench.booked()
+    assert booked == ([JOB] if scenario.transactional else [])
     assert (bench.unpublished(), bench.in_broker()) == (0, 0)
     # RabbitMQ moves a rejected message when it has the time.
     eventually(lambda: bench.in_quarantine() == scenario.copies)
@@ -132,6 +134,6 @@ def play(scenario: Scenario, bench: Bench) -> Facts:
         end=str(scenario.end),
         attempts=scenario.attempts,
         runs=scenario.runs,
-        effects=bench.effects().count(JOB),
+        effects=(bench.effects() + booked).count(JOB),
         copies=scenario.copies,
     )

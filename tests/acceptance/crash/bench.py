@@ -19,7 +19,7 @@ from celery_outbox.store import journal, messages
 from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.job import Job
 from celery_outbox.store.journal import Event
-from tests.acceptance.crash.shop import BARE, QUEUE, build
+from tests.acceptance.crash.shop import BARE, QUEUE, bookings, build
 from tests.faults import ForkedProcess, ForkServer, fault
 from tests.wait import eventually as eventually_often
 
@@ -115,6 +115,8 @@ class Bench:
         self.outbox = self.shop.outbox
         self.tables = self.outbox.tables
         self.outbox.init()
+        self._bookings = bookings(prefix)
+        self._bookings.create(self.outbox.engine)
         # Used by one thread, as the rest of this object.
         self._connection: Connection = self.shop.app.connection_for_read()
 
@@ -196,6 +198,11 @@ class Bench:
         """Wait until the job's message counts as lost."""
         after = self.outbox.config.republish_after
         self.until(messages.published_at(self.tables) < db_after(-after))
+
+    def booked(self) -> list[str]:
+        """The jobs whose row is committed, once for each row."""
+        with self.outbox.engine.connect() as connection:
+            return list(connection.scalars(select(self._bookings.c.job)))
 
     def recovers(self, *job_ids: str) -> None:
         """Let a dispatcher and a worker do the rest, until there is nothing left to do."""

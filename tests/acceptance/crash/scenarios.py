@@ -44,6 +44,7 @@ class Scenario:
         copies: messages in the quarantine queue in the end.
         asks_again: the caller does not know whether it was recorded, and asks again.
         jobs: all that must have ended like the job.
+        transactional: the effect is a row, committed together with the success.
         settings: of the app.
     """
 
@@ -58,6 +59,7 @@ class Scenario:
     copies: int = 0
     asks_again: bool = False
     jobs: tuple[str, ...] = (JOB,)
+    transactional: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -206,6 +208,26 @@ SCENARIOS = (
         _RESCUED + " The body makes the effect again; the other side knows the idempotency key.",
         attempts=2,
         runs=2,
+    ),
+    Scenario(
+        "worker-before-commit",
+        Stage.WORKER,
+        "A transactional body is over: its rows and its success are written, and not committed.",
+        deaths.working("execute.before_commit", "book"),
+        "The database rolls all of it back. " + _RESCUED,
+        attempts=2,
+        runs=2,
+        transactional=True,
+    ),
+    Scenario(
+        "worker-after-commit",
+        Stage.WORKER,
+        "A transactional body is over: its rows and its success are committed.",
+        deaths.working("execute.after_commit", "book"),
+        _DUPLICATE + " does not run.",
+        attempts=1,
+        runs=1,
+        transactional=True,
     ),
     Scenario(
         "worker-before-settle",

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import Exchange, Queue
+from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from celery_outbox import Outbox, PermanentError, testing
 from celery_outbox.queues import is_rabbitmq
@@ -60,7 +61,7 @@ def build(environment: Mapping[str, str]) -> Shop:
     ]
     app.conf.task_default_queue = prefix + QUEUE
     testing.kill_at_environment()
-    return Shop(app, outbox, _tasks(app, folder))
+    return Shop(app, outbox, _tasks(app, folder, prefix))
 
 
 def celery(*arguments: str) -> None:
@@ -73,7 +74,13 @@ def record(task: str, job_id: str) -> None:
     build(os.environ).ask_for(task, job_id)
 
 
-def _tasks(app: Celery, folder: Path) -> dict[str, Any]:
+def bookings(prefix: str) -> Table:
+    """A table of the application's own."""
+    columns = (Column("id", Integer, primary_key=True), Column("job", String(255)))
+    return Table(f"{prefix}booking", MetaData(), *columns)
+
+
+def _tasks(app: Celery, folder: Path, prefix: str) -> dict[str, Any]:
     task = partial(app.task, bind=True, shared=False)
 
     def work(self: Any) -> str:
@@ -116,6 +123,13 @@ def _tasks(app: Celery, folder: Path) -> dict[str, Any]:
             raise self.retry(countdown=0.05)
         return work(self)
 
+    @task(name="shop.book", transactional=True)
+    def book(self: Any) -> str:
+        """Write a row in the job's own transaction, which is all its effect."""
+        note_run(self)
+        self.session.execute(bookings(prefix).insert().values(job=self.request.id))
+        return "booked"
+
     @task(name="shop.refuse")
     def refuse(self: Any) -> None:
         """Fail for good."""
@@ -130,5 +144,5 @@ def _tasks(app: Celery, folder: Path) -> dict[str, Any]:
             time.sleep(600)
         return work(self)
 
-    found = (export, last, stumble, come_back, refuse, slow)
+    found = (export, last, stumble, come_back, book, refuse, slow)
     return {each.__name__: each for each in found}
