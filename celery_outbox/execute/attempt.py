@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ class Attempt:
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def job_id(self) -> str:
@@ -94,6 +96,12 @@ class Attempt:
         return self.job.attempt
 
     @property
+    def now(self) -> datetime:
+        """The database's clock, as far as the claim and the time since then tell: this machine's
+        may be wrong."""
+        return self.job.now + timedelta(seconds=time.monotonic() - self._began)
+
+    @property
     def _fence(self) -> Fence:
         return Fence(self.guard.tables, self.job.id, self.lease.token, self.number, self.lease.by)
 
@@ -101,6 +109,11 @@ class Attempt:
     def has_succeeded(self) -> bool:
         """Whether the job's success is stored, by this attempt or an earlier one."""
         return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job is in quarantine, by this attempt or an earlier one."""
+        return self.ended is State.QUARANTINED or self.job.state is State.QUARANTINED
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body and settle; what this returns or raises is what Celery goes on with."""
@@ -188,7 +201,8 @@ class Attempt:
                 self._succeed(None)
                 return signal
             if isinstance(signal, Retry):
-                return self._follow(Verdict(False, error_code(signal)), signal, _delay_of(signal))
+                delay = _delay_of(signal, self.now)
+                return self._follow(Verdict(False, error_code(signal)), signal, delay)
             if isinstance(signal.reason, Exception):
                 # Task.retry() wraps what went wrong while it recorded the next attempt.
                 return self._failed(signal.reason)
@@ -246,7 +260,7 @@ class Attempt:
         by_task = partial(
             classify,
             error,
-            now=datetime.now(timezone.utc),
+            now=self.now,
             permanent_for=tuple(getattr(task, "permanent_for", ())),
             retry_for=tuple(getattr(task, "retry_for", ())),
         )
@@ -332,11 +346,11 @@ def raising(error: Exception) -> Callable[[], Any]:
     return fail
 
 
-def _delay_of(signal: Retry) -> float | None:
-    """Seconds after which a Retry that was raised by hand wants to be back."""
+def _delay_of(signal: Retry, now: datetime) -> float | None:
+    """Seconds from ``now`` after which a Retry that was raised by hand wants to be back."""
     if isinstance(signal.when, datetime):
         when = signal.when if signal.when.tzinfo else signal.when.replace(tzinfo=timezone.utc)
-        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+        return max((when - now).total_seconds(), 0.0)
     return None if signal.when is None else float(signal.when)
 
 

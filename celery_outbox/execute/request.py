@@ -72,7 +72,12 @@ class OutboxRequest(Request):
 
     def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
-        super()._announce_revoked(reason, *args, **kwargs)
+        try:
+            super()._announce_revoked(reason, *args, **kwargs)
+        except Exception:  # the result backend may be anything
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+            self.acknowledge()
+            self._already_revoked = True
         try:
             end_revoked(self.task.outbox.guard, self.id)
         except (SQLAlchemyError, SchemaError):
@@ -122,7 +127,10 @@ class OutboxRequest(Request):
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs
-        super().on_failure(exc_info, True, False)
+        try:
+            super().on_failure(exc_info, True, False)
+        except Exception:  # the result backend may be anything; the database has the truth
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
 
     def _report_retry(self, exc_info: ExceptionInfo) -> None:
         self.send_event(
