@@ -13,6 +13,7 @@ from celery.worker import state
 
 from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
+from celery_outbox.store.patience import LONGEST_PAUSE
 
 logger = logging.getLogger("celery_outbox.execute")
 
@@ -63,9 +64,12 @@ class Heartbeat(bootsteps.StartStopStep):
                     self._outbox.database.write(self._register)
                     registered = True
                 self._outbox.database.write(self._beat)
+                pause = interval
             except Exception as error:  # a thread that ends would let every lease end
                 log_event(logger, logging.WARNING, "outbox.heartbeat_failed", error=cause(error))
-            if self._stop.wait(interval):
+                # Leases end meanwhile, and are lost to the first who looks afterwards.
+                pause = min(interval, LONGEST_PAUSE)
+            if self._stop.wait(pause):
                 break
         try:
             self._outbox.database.write(
