@@ -88,9 +88,7 @@ class Listening(Polling):
         super().__init__()
         self._engine = engine
         self._channel = channel
-        # Of its own: a pooler would leave the LISTEN behind on a connection of others, and a
-        # channel that nobody notifies does no harm there.
-        self._probe = f"outbox.probe.{secrets.token_hex(8)}"
+        self._probe = ""
         self._connection: Any = None
         self._listens = False
         self._is_deaf = False
@@ -131,6 +129,9 @@ class Listening(Polling):
             pooled.detach()
             self._connection = pooled.dbapi_connection
             self._connection.autocommit = True
+            # A channel of this connection's own: a pooler leaves the LISTEN behind on a connection
+            # that others use, and what arrives there may be found on any of them.
+            self._probe = f"outbox.probe.{secrets.token_hex(8)}"
             self._listen(self._probe)
             self._send_probe()
         except (SQLAlchemyError, OSError) as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from functools import partial
@@ -28,6 +29,10 @@ app.conf.outbox_result_store = f"file://{FOLDER}/results"
 outbox = Outbox(app)
 app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
 kill_at_environment()
+if "SHOP_FILE_LIMIT" in os.environ:
+    # A file that reaches it cannot grow, as on a disk that is full.
+    limit = int(os.environ["SHOP_FILE_LIMIT"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 #: Not shared: a test process makes this app once per test, and shared tasks go into all.

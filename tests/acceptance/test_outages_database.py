@@ -208,7 +208,9 @@ def test_a_worker_that_was_cut_off_past_its_lease_changes_nothing_any_more(
 ) -> None:
     system.shop.wait_for.apply_async(("go",), task_id="slow")
     system.dispatcher()
-    cut_off = system.worker("-n", "one@%h", "-c", "1", pool="prefork", **through(database, system))
+    # One message at a time: the next one is left for the other worker.
+    one = ("-c", "1", "--prefetch-multiplier", "1", "-n", "one@%h")
+    cut_off = system.worker(*one, pool="prefork", **through(database, system))
     system.reaches("slow", "running")
     eventually(lambda: system.runs("slow") == 1)
 
