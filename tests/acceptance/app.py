@@ -10,11 +10,13 @@ import os
 import resource
 import sys
 import time
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Retry
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
@@ -105,6 +107,14 @@ def autoretry(self: Any) -> None:
     """Fail; Celery asks for one retry."""
     note_run(self.request.id)
     raise ConnectionError
+
+
+@task(name="shop.come_back")
+def come_back(self: Any, at: str) -> None:
+    """Ask at first to be run again at an absolute time, by hand."""
+    note_run(self.request.id)
+    if self.request.retries == 0:
+        raise Retry(when=datetime.fromisoformat(at))
 
 
 @task(name="shop.sleepy", time_limit=1)

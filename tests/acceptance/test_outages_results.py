@@ -69,6 +69,7 @@ def test_a_result_backend_that_is_away_changes_nothing_about_the_job(
 FILE_LIMIT = 200_000
 
 
+@on_rabbitmq
 def test_a_disk_that_is_full_is_retried_with_its_own_code_and_leaves_no_half_file(
     system: System,
 ) -> None:
@@ -90,7 +91,6 @@ def test_a_disk_that_is_full_is_retried_with_its_own_code_and_leaves_no_half_fil
     assert not (reports / "large.csv").exists()
     limited.terminate()
     assert list(reports.iterdir()) == []
-    system.redeliver()
     system.worker(**patient)
 
     assert system.reaches("large", "succeeded", deadline=60).attempt >= 2
