@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from datetime import datetime, timedelta, timezone
 
@@ -95,14 +96,19 @@ def test_no_job_runs_early_or_is_taken_from_a_living_worker_by_a_wrong_clock(
 def test_a_worker_whose_clock_is_fast_takes_redis_messages_of_others_and_runs_none(
     system: System,
 ) -> None:
+    settings = json.loads(system.environment["SHOP_SETTINGS"])
+    settings["broker_transport_options"] = {"visibility_timeout": 300}
+    patient = {"SHOP_SETTINGS": json.dumps(settings)}
     system.shop.wait_for.apply_async(("go",), task_id="slow")
     system.dispatcher()
-    system.worker("-c", "1", "-n", "one@%h", pool="prefork")
+    # One message at a time: the copy is left for the other worker.
+    one_by_one = ("-c", "1", "--prefetch-multiplier", "1")
+    system.worker(*one_by_one, "-n", "one@%h", pool="prefork", **patient)
     system.reaches("slow", "running")
 
-    # By its clock the visibility timeout of everything in flight is long over.
-    system.worker("-c", "1", "-n", "two@%h", pool="prefork", **wrong_clock(600))
-    eventually(lambda: "deferred" in system.events("slow"), deadline=60)
+    # By its clock the visibility timeout of what is in flight is over.
+    system.worker(*one_by_one, "-n", "two@%h", pool="prefork", **patient, **wrong_clock(600))
+    eventually(lambda: "deferred" in system.events("slow"))
     (system.folder / "go").touch()
 
     job = system.reaches("slow", "succeeded")
