@@ -110,9 +110,6 @@ class Listening(Polling):
             return
         try:
             self._hear(seconds)
-        except SQLAlchemyError as error:
-            # The probe could not be sent: the database is away for everybody.
-            self._lost(error)
         except Exception as error:  # the driver's errors have no common base that we import
             self._lost(error)
 
