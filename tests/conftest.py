@@ -112,6 +112,22 @@ def rabbitmq_url(rabbitmq_api: RabbitmqApi) -> str:
 
 
 @pytest.fixture
+def blockable_vhost(
+    request: pytest.FixtureRequest, watchdog: Watchdog
+) -> Iterator[tuple[str, Callable[[float], None]]]:
+    """A virtual host of a server that nobody else uses now, and what sets its memory limit."""
+    # An alarm blocks the whole server, so one that others share will not do.
+    shared = request.getfixturevalue("rabbitmq_server")
+    server = shared if shared.is_private else Rabbitmq.start(watchdog, private=True)
+    name = _fresh_name()
+    yield server.create_vhost(name), server.limit_memory
+    server.limit_memory(0.4)
+    server.delete_vhost(name)
+    if server is not shared:
+        server.stop()
+
+
+@pytest.fixture
 def redis_url(redis_server: Redis) -> str:
     """The URL of an empty logical database, for brokers and results alike."""
     return redis_server.fresh_database()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class Verdict:
 
 
 def error_code(error: BaseException) -> str:
-    """The stable name of an error: its class, and the HTTP status where it has one.
+    """The stable name of an error: its class, and the HTTP status where it has one. An ``OSError``
+    that Python has no class for has the name of its number: ``OSError:ENOSPC`` is a full disk.
 
     The text of the error is left out: it may hold arguments and personal data.
     """
@@ -74,6 +76,8 @@ def error_code(error: BaseException) -> str:
     status = http_status(error)
     if status is not None:
         name = f"{name}:{status}"
+    elif kind is OSError and error.errno in errno.errorcode:  # type: ignore[attr-defined]
+        name = f"{name}:{errno.errorcode[error.errno]}"  # type: ignore[attr-defined]
     return re.sub(r"[^\w.:<>\-]", "_", name)[:MAX_ERROR_CODE]
 
 

@@ -36,6 +36,7 @@ from celery_outbox.queues import is_rabbitmq
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.database import Database
+from celery_outbox.store.engine import is_transient
 from celery_outbox.store.messages import Message
 
 logger = logging.getLogger("celery_outbox.dispatch")
@@ -148,6 +149,10 @@ class Dispatcher:
                     raise
                 except SQLAlchemyError as error:
                     trouble = error
+                    if is_transient(error):
+                        # Workers could not tell that they live, either. Before their jobs are taken
+                        # back, they get the time of a lease for it.
+                        maintain_at = time.monotonic() + self._config.lease
                 except Exception as error:
                     # The rows come back when the dispatcher's lease ends; one that does this
                     # each time must not end the daemon for all the others.

@@ -7,6 +7,7 @@ has been accepted.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,33 @@ from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox.dispatch")
+
+#: With what Redis begins an error that is not about the command: out of memory, the disk is full, a
+#: replica after a failover, a script that blocks, a cluster that is not whole, a missing login.
+_REDIS_CODES = frozenset(
+    {
+        "OOM",
+        "MISCONF",
+        "READONLY",
+        "LOADING",
+        "BUSY",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "NOREPLICAS",
+        "NOAUTH",
+    }
+)
+_REDIS_CLASSES = frozenset(
+    {
+        "OutOfMemoryError",
+        "ReadOnlyError",
+        "ExecAbortError",
+        "ClusterDownError",
+        "MasterDownError",
+        "TryAgainError",
+    }
+)
 
 
 class KombuPublisher:
@@ -49,6 +77,10 @@ class KombuPublisher:
                 self.close()
                 break
             except Exception as error:  # whatever a transport raises about one message
+                if _refuses_everybody(error):
+                    report.outage = error
+                    self.close()
+                    break
                 log_event(
                     logger,
                     logging.WARNING,
@@ -119,6 +151,17 @@ class KombuPublisher:
         if self._connection is not None:
             own = self._connection.connection_errors
         return (OperationalError, OSError, *own)
+
+
+def _refuses_everybody(error: Exception) -> bool:
+    """Whether a server refuses every write, for a cause that passes or an administrator mends."""
+    code = re.match(r"[A-Z]+", str(error))
+    # redis-py takes the code off an answer for which it has a class of its own.
+    return type(error).__name__ in _REDIS_CLASSES or (
+        type(error).__module__.startswith(("redis.", "valkey."))
+        and code is not None
+        and code.group() in _REDIS_CODES
+    )
 
 
 def _is_routable(channel: Any, wire: Wire) -> bool:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import select
 import socket
+import time
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from celery_outbox.log import log_event
+from celery_outbox.log import cause, log_event
+from celery_outbox.store.notification import notify
 
 logger = logging.getLogger("celery_outbox.dispatch")
+
+#: Seconds within which a notification to oneself must arrive.
+PROBE_TIMEOUT = 5.0
+#: Seconds after which a connection that was heard is tried again.
+PROBE_INTERVAL = 60.0
+#: Seconds after which LISTEN is tried again where it was not heard.
+DEAF_INTERVAL = 600.0
 
 
 class Wakeup(Protocol):
@@ -62,10 +72,15 @@ class Polling:
 
 
 class Listening(Polling):
-    """Waits for a NOTIFY on one connection of its own; polls while that connection is away.
+    """Waits for a NOTIFY on one connection of its own; polls while that cannot be had.
+
+    A LISTEN may be accepted and never answered: by PgBouncer in transaction mode, or on a
+    connection whose other end is gone. So this sends itself a notification over another connection,
+    before it relies on the first, and again now and then. That nothing arrives is said in the log,
+    once.
 
     Arguments:
-        engine: makes the connection.
+        engine: makes the connections.
         channel: the NOTIFY channel.
     """
 
@@ -73,57 +88,119 @@ class Listening(Polling):
         super().__init__()
         self._engine = engine
         self._channel = channel
+        self._probe = ""
         self._connection: Any = None
+        self._listens = False
+        self._is_deaf = False
+        #: Until when a probe that was sent must have arrived; ``None``: none is under way.
+        self._expected_by: float | None = None
+        self._probe_at = 0.0
+        self._connect_at = 0.0
 
     def start(self) -> None:
-        """Begin to listen: what is committed from here on wakes the next :meth:`wait`."""
-        self._listen()
+        """Connect, and send the first probe; :meth:`wait` goes on from there."""
+        self._connect()
 
     def wait(self, seconds: float) -> None:
         """See :meth:`Wakeup.wait`."""
-        connection = self._listen()
-        if connection is None:
+        if self._connection is None:
+            self._connect()
+        if self._connection is None:
             super().wait(seconds)
             return
         try:
-            # What arrived before is in the driver's list and would not show on the socket.
-            connection.poll()
-            if not connection.notifies:
-                self._select([self._receiver, connection], seconds)
-                connection.poll()
-            connection.notifies.clear()
+            self._hear(seconds)
         except Exception as error:  # the driver's errors have no common base that we import
             self._lost(error)
 
     def close(self) -> None:
         """See :meth:`Wakeup.close`."""
         super().close()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._disconnect()
 
-    def _listen(self) -> Any:
-        if self._connection is not None:
-            return self._connection
+    def _connect(self) -> None:
+        if time.monotonic() < self._connect_at:
+            return
         try:
             pooled = self._engine.raw_connection()
             pooled.detach()
-            connection: Any = pooled.dbapi_connection
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(f'LISTEN "{self._channel}"')
-            self._connection = connection
+            self._connection = pooled.dbapi_connection
+            self._connection.autocommit = True
+            # A channel of this connection's own: a pooler leaves the LISTEN behind on a connection
+            # that others use, and what arrives there may be found on any of them.
+            self._probe = f"outbox.probe.{secrets.token_hex(8)}"
+            self._listen(self._probe)
+            self._send_probe()
         except (SQLAlchemyError, OSError) as error:
             log_event(logger, logging.WARNING, "outbox.listen_failed", error=type(error).__name__)
+            self._disconnect()
         except Exception as error:  # the driver's own, as above
             self._lost(error)
-        return self._connection
+
+    def _listen(self, channel: str) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute(f'LISTEN "{channel}"')
+
+    def _send_probe(self) -> None:
+        with self._engine.begin() as connection:
+            notify(connection, self._probe)
+        self._expected_by = time.monotonic() + PROBE_TIMEOUT
+
+    def _hear(self, seconds: float) -> None:
+        connection = self._connection
+        # What arrived before is in the driver's list and would not show on the socket.
+        connection.poll()
+        if not connection.notifies:
+            at = self._probe_at if self._expected_by is None else self._expected_by
+            self._select([self._receiver, connection], min(seconds, at - time.monotonic()))
+            connection.poll()
+        heard = {notification.channel for notification in connection.notifies}
+        connection.notifies.clear()
+        if self._probe in heard:
+            self._trust()
+        elif self._expected_by is None:
+            if time.monotonic() >= self._probe_at:
+                self._send_probe()
+        elif time.monotonic() >= self._expected_by:
+            self._distrust()
+
+    def _trust(self) -> None:
+        self._expected_by = None
+        self._probe_at = time.monotonic() + PROBE_INTERVAL
+        if not self._listens:
+            # What was committed meanwhile is found by the look that follows this wait.
+            self._listen(self._channel)
+            self._listens = True
+        if self._is_deaf:
+            self._is_deaf = False
+            log_event(logger, logging.INFO, "outbox.listen_restored")
+
+    def _distrust(self) -> None:
+        if self._listens:
+            # It was heard before: this connection is dead, and another may be heard.
+            self._lost(TimeoutError("a notification of its own did not arrive"))
+            return
+        self._disconnect()
+        self._connect_at = time.monotonic() + DEAF_INTERVAL
+        if not self._is_deaf:
+            self._is_deaf = True
+            log_event(
+                logger,
+                logging.WARNING,
+                "outbox.listen_unheard",
+                so="polling",
+                hint="notifications do not get through, as with PgBouncer in transaction mode",
+            )
 
     def _lost(self, error: Exception) -> None:
-        log_event(logger, logging.WARNING, "outbox.listen_lost", error=type(error).__name__)
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        log_event(logger, logging.WARNING, "outbox.listen_lost", error=cause(error))
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._listens, self._expected_by = False, None
+        if connection is not None:
+            connection.close()
 
 
 def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -89,6 +90,7 @@ class Attempt:
     replacing: bool = False
     transaction: BodyTransaction | None = None
     result: Any = None
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def job_id(self) -> str:
@@ -101,6 +103,12 @@ class Attempt:
         return self.job.attempt
 
     @property
+    def now(self) -> datetime:
+        """The database's clock, as far as the claim and the time since then tell: this machine's
+        may be wrong."""
+        return self.job.now + timedelta(seconds=time.monotonic() - self._began)
+
+    @property
     def _fence(self) -> Fence:
         return Fence(self.guard.tables, self.job.id, self.lease.token, self.number, self.lease.by)
 
@@ -108,6 +116,11 @@ class Attempt:
     def has_succeeded(self) -> bool:
         """Whether the job's success is stored, by this attempt or an earlier one."""
         return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job is in quarantine, by this attempt or an earlier one."""
+        return self.ended is State.QUARANTINED or self.job.state is State.QUARANTINED
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body and settle; what this returns or raises is what Celery goes on with."""
@@ -173,7 +186,11 @@ class Attempt:
     def resume_as(self, new: NewJob) -> None:
         """End the attempt because the body sent its own id again."""
         error = self.retry_error
-        code = None if error is None else verdict_on(self.task, self.job.id, error).error_code
+        code = (
+            None
+            if error is None
+            else verdict_on(self.task, self.job.id, error, self.now).error_code
+        )
         if not self._settle(State.RETRYING, self._fence.resume_as(new, code)):
             # Not raised here: Task.retry() would turn it into a rejected message.
             self._lose()
@@ -274,7 +291,8 @@ class Attempt:
             return signal
         try:
             if isinstance(signal, Retry):
-                return self._follow(Verdict(False, error_code(signal)), signal, delay_of(signal))
+                delay = delay_of(signal, self.now)
+                return self._follow(Verdict(False, error_code(signal)), signal, delay)
             if isinstance(signal.reason, Exception):
                 # Task.retry() wraps what went wrong while it recorded the next attempt.
                 return self._failed(signal.reason)
@@ -285,7 +303,7 @@ class Attempt:
 
     def _failed(self, error: Exception) -> Exception:
         """Settle a failure; returns what to raise to Celery."""
-        verdict = verdict_on(self.task, self.job.id, error)
+        verdict = verdict_on(self.task, self.job.id, error, self.now)
         try:
             if self.gave_up and not verdict.permanent:
                 # The task's own limit (max_retries) is reached: Celery would fail it here.

@@ -21,15 +21,19 @@ logger = logging.getLogger("celery_outbox.execute")
 MAX_DETAIL = 10_000
 
 
-def verdict_on(task: Task, job_id: str, error: BaseException) -> Verdict:
-    """Whether another attempt may help, as the task says or else the defaults."""
+def verdict_on(task: Task, job_id: str, error: BaseException, now: datetime) -> Verdict:
+    """Whether another attempt may help, as the task says or else the defaults.
+
+    Arguments:
+        now: the database's clock.
+    """
     if isinstance(error, EncodeError):
         # The result cannot be stored; another run would return the like.
         return Verdict(True, error_code(error))
     by_task = partial(
         classify,
         error,
-        now=datetime.now(timezone.utc),
+        now=now,
         permanent_for=tuple(getattr(task, "permanent_for", ())),
         retry_for=tuple(getattr(task, "retry_for", ())),
     )
@@ -52,11 +56,11 @@ def detail_of(error: BaseException | None, wanted: str) -> str | None:
     return "".join(lines).replace("\x00", "\\x00")[:MAX_DETAIL]
 
 
-def delay_of(signal: Retry) -> float | None:
-    """Seconds after which a Retry that was raised by hand wants to be back."""
+def delay_of(signal: Retry, now: datetime) -> float | None:
+    """Seconds from ``now`` after which a Retry that was raised by hand wants to be back."""
     if isinstance(signal.when, datetime):
         when = signal.when if signal.when.tzinfo else signal.when.replace(tzinfo=timezone.utc)
-        return max((when - datetime.now(timezone.utc)).total_seconds(), 0.0)
+        return max((when - now).total_seconds(), 0.0)
     return None if signal.when is None else float(signal.when)
 
 

@@ -50,7 +50,7 @@ from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.outside import note_foreign
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
-from celery_outbox.execute.traced import ended_by
+from celery_outbox.execute.traced import SIGNALS, ended_by
 from celery_outbox.log import log_event
 from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
@@ -295,25 +295,49 @@ class Guard:
         token = running_job.set(attempt)
         try:
             traced = tracer(attempt.job_id, call.args, call.kwargs, request)
+        except Exception as error:
+            return self._unreported(attempt, error, request)
         finally:
             running_job.reset(token)
         if traced.info is None:
             return traced
         if not attempt.settled:
             # before_start or a signal receiver failed, so the body was never reached.
-            error = traced.info.retval
-            ends_with = attempt.fail_outside_body(error)
-            return traced if ends_with is error else ended_by(ends_with)
+            failure = traced.info.retval
+            ends_with = attempt.fail_outside_body(failure)
+            return traced if ends_with is failure else ended_by(ends_with)
         if attempt.keep_from_broker:
             return ended_by(Ignore("its copy went through the outbox"))
         if attempt.has_succeeded and traced.info.state == states.FAILURE:
             # A callback could not be sent. The next delivery finds the result and sends it;
             # what fails then fails for good, and the message shows it in the quarantine queue.
             log_event(logger, logging.ERROR, "outbox.callback_failed", job=attempt.job_id)
-            if not (request.get("delivery_info") or {}).get("redelivered"):
+            if not _is_redelivered(request):
                 pause(LONGEST_PAUSE)
                 return ended_by(Reject("a callback could not be sent", requeue=True))
         return traced
+
+    def _unreported(
+        self, attempt: Attempt, error: Exception, request: dict[str, Any]
+    ) -> trace_ok_t:
+        """End a delivery whose tracer failed by itself: Celery's result backend is away, as a rule.
+
+        What the database says of the job stands.
+        """
+        log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=attempt.job_id)
+        if not attempt.settled:
+            ends_with = attempt.fail_outside_body(error)
+            if isinstance(ends_with, SIGNALS):
+                return ended_by(ends_with)
+        if attempt.unwritten:
+            return ended_by(Reject(error_code(error), requeue=True))
+        if attempt.has_succeeded and not _is_redelivered(request):
+            # The next delivery finds the result, and reports it.
+            pause(LONGEST_PAUSE)
+            return ended_by(Reject("the result could not be reported", requeue=True))
+        if attempt.has_failed and not attempt.keep_from_broker:
+            return ended_by(Reject(error_code(error), requeue=False))
+        return ended_by(Ignore("the database has the job's state"))
 
     def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:
         """Put what the job's row says into the request that Celery's tracer works with."""
@@ -358,6 +382,10 @@ class Guard:
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
+
+
+def _is_redelivered(request: dict[str, Any]) -> bool:
+    return bool((request.get("delivery_info") or {}).get("redelivered"))
 
 
 def _lease(job: Job) -> Lease | None:

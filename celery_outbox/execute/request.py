@@ -67,7 +67,11 @@ class OutboxRequest(Request):
         error = getattr(exc_info.exception, "exc", None) or exc_info.exception
         withdrawn = self._already_revoked or getattr(self, "_already_cancelled", False)
         if return_ok or withdrawn or isinstance(error, (Terminated, Ignore, Reject, Retry)):
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            if isinstance(error, Reject) and not error.requeue and not withdrawn:
+                # First of all: Celery 5.7 asks the result backend before it rejects, and a message
+                # whose backend is away would stay with this worker for ever.
+                self.reject(requeue=False)
+            return self._stock_failure(exc_info, send_failed_event, return_ok)
         # Billiard 4.3 reports a child's exit as SystemExit before it is gone.
         if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
             self._end(exc_info, Reason.LOST_WORKER)
@@ -80,7 +84,12 @@ class OutboxRequest(Request):
 
     def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
-        super()._announce_revoked(reason, *args, **kwargs)
+        try:
+            super()._announce_revoked(reason, *args, **kwargs)
+        except Exception:  # the result backend may be anything
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+            self.acknowledge()
+            self._already_revoked = True
         try:
             end_revoked(self.task.outbox.guard, self.id)
         except (SQLAlchemyError, SchemaError):
@@ -130,7 +139,18 @@ class OutboxRequest(Request):
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs
-        super().on_failure(exc_info, True, False)
+        self._stock_failure(exc_info, True, False)
+
+    def _stock_failure(
+        self, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool
+    ) -> Any:
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        except MemoryError:
+            raise
+        except Exception:  # the result backend may be anything; the database has the truth
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+            return None
 
     def _report_retry(self, exc_info: ExceptionInfo) -> None:
         self.send_event(

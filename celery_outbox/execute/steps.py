@@ -14,6 +14,7 @@ from celery.worker import state
 from celery_outbox.execute.storable import is_storable
 from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
+from celery_outbox.store.patience import LONGEST_PAUSE
 from celery_outbox.store.schema import MAX_JOB_ID
 
 logger = logging.getLogger("celery_outbox.execute")
@@ -66,9 +67,12 @@ class Heartbeat(bootsteps.StartStopStep):
                     registered = True
                 # A beat that comes later than the next one is due is worth nothing.
                 self._outbox.database.write(self._beat, patience=interval)
+                pause = interval
             except Exception as error:  # a thread that ends would let every lease end
                 log_event(logger, logging.WARNING, "outbox.heartbeat_failed", error=cause(error))
-            if self._stop.wait(interval):
+                # Leases end meanwhile, and are lost to the first who looks afterwards.
+                pause = min(interval, LONGEST_PAUSE)
+            if self._stop.wait(pause):
                 break
         try:
             self._outbox.database.write(

@@ -10,11 +10,15 @@ from celery.exceptions import Ignore, Reject, Retry
 _STATES = {Ignore: states.IGNORED, Reject: states.REJECTED, Retry: states.RETRY}
 
 
+#: What a body or the guard raises to tell Celery how a delivery ends.
+SIGNALS = tuple(_STATES)
+
+
 def ended_by(signal: Ignore | Reject | Retry) -> trace_ok_t:
     """The outcome of a delivery that ended by one of Celery's signals: the worker's main process
     acknowledges it, rejects it, or reports a retry."""
     try:
         raise signal
-    except (Ignore, Reject, Retry):
+    except SIGNALS:
         info = TraceInfo(_STATES[type(signal)], signal)
         return trace_ok_t(ExceptionInfo(internal=True), info, 0.0, None)

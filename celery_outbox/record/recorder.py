@@ -208,11 +208,12 @@ def check_job_id(job_id: Any, task: str) -> None:
     raise InvalidJobId(job_id=job_id, task=task, problem=problem)
 
 
-def due(task: str, countdown: Any, eta: Any, option: str = "eta") -> datetime | None:
-    """When a call is due, in UTC; ``None``: now.
+def due(task: str, countdown: Any, eta: Any, option: str = "eta") -> datetime | timedelta | None:
+    """When a call is due: a time in UTC, or how long from now; ``None``: now.
 
     Arguments:
-        countdown: seconds from now; wins over ``eta``, as in Celery.
+        countdown: seconds from now, by the database's clock: the caller's may be wrong. It wins
+            over ``eta``, as in Celery.
         eta: a datetime or ISO 8601 text; without a time zone it is in UTC, as
             Celery's workers read it.
         option: what ``eta`` is called in the error.
@@ -225,7 +226,10 @@ def due(task: str, countdown: Any, eta: Any, option: str = "eta") -> datetime | 
         return None
     try:
         if option == "countdown":
-            return datetime.now(timezone.utc) + timedelta(seconds=value)
+            delay = timedelta(seconds=value)
+            # Checked here: the database would refuse a time that no calendar has.
+            _ = datetime.now(timezone.utc) + delay
+            return delay
         return _moment(value)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidDelay(task=task, option=option, value=value, problem=str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlalchemy import DateTime, bindparam
@@ -55,6 +55,14 @@ def db_now() -> after_now:
 def db_after(seconds: float) -> after_now:
     """The time ``seconds`` from now by the database's clock."""
     return after_now(bindparam("seconds", float(seconds), unique=True))
+
+
+def db_moment(value: datetime | timedelta | None) -> Any:
+    """What a column gets for a time: an absolute one as it is, ``None`` for now, and a
+    ``timedelta`` from now by the database's clock."""
+    if isinstance(value, timedelta):
+        return db_after(value.total_seconds())
+    return db_now() if value is None else value
 
 
 @compiles(after_now, "postgresql")

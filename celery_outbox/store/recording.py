@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import State, Transition
 from celery_outbox.store import journal, messages
-from celery_outbox.store.clock import db_now
+from celery_outbox.store.clock import db_moment, db_now
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
@@ -25,7 +25,8 @@ class NewJob:
     """An operation that somebody asked for.
 
     Attributes:
-        available_at: not before this time; ``None``: now.
+        available_at: not before this time; a ``timedelta`` counts from now by the database's clock,
+            ``None`` is now.
         expires_at: not after this time; ``None``: whenever.
         relay: the task belongs to another service.
         attempt: attempts that were made before the job was recorded.
@@ -39,7 +40,7 @@ class NewJob:
     max_attempts: int
     attempt: int = 0
     relay: bool = False
-    available_at: datetime | None = None
+    available_at: datetime | timedelta | None = None
     expires_at: datetime | None = None
     result_key: str | None = None
 
@@ -53,7 +54,12 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
     """
     if not _insert_job(connection, tables, new, State.QUEUED):
         return False
-    messages.add(connection, tables, new.id, due_at=new.available_at, wake=new.available_at is None)
+    due_at: Any = new.available_at
+    if isinstance(due_at, timedelta):
+        # The clock goes on between two statements, and the message is due with its job.
+        job = tables.job.c
+        due_at = select(job.available_at).where(job.id == new.id).scalar_subquery()
+    messages.add(connection, tables, new.id, due_at=due_at, wake=due_at is None)
     line = journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
     journal.write(connection, tables, [line])
     return True
@@ -135,7 +141,7 @@ def _insert_job(
         "relay": int(new.relay),
         "attempt": new.attempt,
         "max_attempts": new.max_attempts,
-        "available_at": db_now() if new.available_at is None else new.available_at,
+        "available_at": db_moment(new.available_at),
         "expires_at": new.expires_at,
         "result_key": new.result_key,
         **more,

@@ -6,7 +6,7 @@ took effect: ``False`` means that the lease was lost and that nothing was writte
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, or_, update
@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, or_, update
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import State, Transition, sources, target
 from celery_outbox.store import journal, messages
-from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.clock import db_after, db_moment, db_now
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.job import Job
 from celery_outbox.store.schema import Tables
@@ -173,7 +173,7 @@ def resume_as(
     queue: str | None,
     envelope: Envelope,
     body: bytes | None,
-    available_at: datetime | None,
+    available_at: datetime | timedelta | None,
     expires_at: datetime | None,
     result_key: str | None,
     max_attempts: int,
@@ -192,7 +192,7 @@ def resume_as(
         token,
         attempt=attempt,
         actor=actor,
-        due_at=db_now() if available_at is None else available_at,
+        due_at=db_moment(available_at),
         error_code=error_code,
         task=task,
         queue=queue,

@@ -48,9 +48,9 @@ def beat(
         .where(
             job.c.id.in_(sorted(job_ids)),
             job.c.leased_by == worker_id,
+            # A lease that ended while the database was away goes on, unless somebody took it: then
+            # the job is another's, or runs no more.
             job.c.state == str(State.RUNNING),
-            # An ended lease may have been rescued by now; it is not brought back to life.
-            job.c.leased_until > db_now(),
         )
         .values(leased_until=db_after(lease))
     )

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Retry
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
@@ -31,6 +34,10 @@ app.conf.outbox_result_store = f"file://{FOLDER}/results"
 outbox = Outbox(app)
 app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
 kill_at_environment()
+if "SHOP_FILE_LIMIT" in os.environ:
+    # A file that reaches it cannot grow, as on a disk that is full.
+    limit = int(os.environ["SHOP_FILE_LIMIT"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 #: Not shared: a test process makes this app once per test, and shared tasks go into all.
@@ -128,6 +135,14 @@ def autoretry(self: Any) -> None:
     """Fail; Celery asks for one retry."""
     note_run(self.request.id)
     raise ConnectionError
+
+
+@task(name="shop.come_back")
+def come_back(self: Any, at: str) -> None:
+    """Ask at first to be run again at an absolute time, by hand."""
+    note_run(self.request.id)
+    if self.request.retries == 0:
+        raise Retry(when=datetime.fromisoformat(at))
 
 
 @task(name="shop.sleepy", time_limit=1)

@@ -104,6 +104,50 @@ def test_a_callback_that_cannot_be_sent_is_sent_with_the_next_delivery(
     assert recorded.counts()[0] == 2
 
 
+def break_backend(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make Celery's result backend fail as one does that is away."""
+    away = raising(*(ConnectionError("the result backend is away") for _ in range(9)))
+    monkeypatch.setattr(task.backend, "store_result", away)
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "second", "state"),
+    [
+        # Once more, so that the result may be reported after all; then the job's row is enough.
+        (None, "REJECTED", "IGNORED", "succeeded"),
+        (OSError("x"), "IGNORED", "IGNORED", "retrying"),
+        # Rejected for good; a copy for the quarantine queue is in the outbox by then.
+        (ValueError("x"), "REJECTED", "IGNORED", "quarantined"),
+    ],
+    ids=["success", "retry", "failure"],
+)
+def test_a_result_backend_that_is_away_does_not_change_how_an_attempt_ended(
+    outbox, recorded, monkeypatch, error, first, second, state
+):
+    runs = []
+    body = raising(*([error] if error else []))
+    task = add_task(outbox.app, lambda: runs.append(1) or body(), retry_policy=RetryPolicy(3, 60))
+    task.apply_async(task_id="job-1")
+    break_backend(task, monkeypatch)
+    assert deliver(task, "job-1") == first
+    assert (recorded.job("job-1").state, recorded.job("job-1").reason) == (
+        state,
+        "permanent" if state == "quarantined" else None,
+    )
+    if state != "retrying":
+        assert again(task, "job-1") == second
+    assert (recorded.job("job-1").attempt, runs) == (1, [1])
+
+
+def test_a_start_that_cannot_be_reported_is_an_attempt_that_failed(outbox, recorded, monkeypatch):
+    task = add_task(outbox.app, track_started=True)
+    task.apply_async(task_id="job-1")
+    break_backend(task, monkeypatch)
+    assert deliver(task, "job-1") == "RETRY"
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, job.error_code) == ("retrying", 1, "ConnectionError")
+
+
 @pytest.mark.parametrize(
     ("error", "state", "reason", "seen"),
     [

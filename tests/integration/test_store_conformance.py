@@ -167,10 +167,12 @@ def test_a_body_that_sends_its_own_id_again_goes_on_as_what_it_sent(database: Da
 
 
 def test_a_heartbeat_extends_the_leases_that_its_worker_still_runs(database: Database):
-    mine, forgotten, ended = (database.put(State.RUNNING) for _ in range(3))
+    mine, forgotten, ended, taken = (database.put(State.RUNNING) for _ in range(4))
     database.end_lease(ended.id)
-    running = [mine.id, ended.id, "unknown"]
-    assert database.do(workers.beat, "worker", running, lease=600) == 1
+    database.end_lease(taken.id)
+    database.do(transitions.claim, database.job(taken.id), actor="worker-2", lease=60)
+    running = [mine.id, ended.id, taken.id, "unknown"]
+    assert database.do(workers.beat, "worker", running, lease=600) == 2
     assert database.job(mine.id).leased_until > mine.leased_until + SOON
     assert database.job(forgotten.id).leased_until == forgotten.leased_until
     assert database.do(workers.beat, "namesake", running, lease=600) == 0

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, create_engine, make_url, text
@@ -35,20 +37,28 @@ class Postgresql:
 
     :param url: of a database whose user may create databases.
     :param process: the server, when it is a private one.
+    :param run: starts a private one.
     """
 
-    def __init__(self, url: URL, process: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        url: URL,
+        process: ProcessGroup | None = None,
+        run: Callable[[], ProcessGroup] | None = None,
+    ) -> None:
         self.url = url
         self.process = process
+        self._run = run
 
     @classmethod
-    def start(cls, watchdog: Watchdog) -> Postgresql:
+    def start(cls, watchdog: Watchdog, *, private: bool = False) -> Postgresql:
         """Start a private server in a temporary folder, or take the one in the environment.
 
+        :param private: start one in any case.
         :raises MissingServer: there is none and none can be installed.
         """
         named = os.environ.get(VARIABLE)
-        if named:
+        if named and not private:
             url = make_url(named)
             if "+" not in url.drivername:
                 url = url.set(drivername="postgresql+psycopg2")
@@ -63,7 +73,8 @@ class Postgresql:
         _create_cluster(programs, data, user)
         port = free_port()
         options = [f"-c{name}={value}" for name, value in {**SETTINGS, "port": str(port)}.items()]
-        process = ProcessGroup(
+        run = partial(
+            ProcessGroup,
             [str(programs / "postgres"), "-D", str(data), *options],
             log=folder / "server.log",
             watchdog=watchdog,
@@ -71,9 +82,15 @@ class Postgresql:
             user=user,
         )
         url = URL.create("postgresql+psycopg2", "outbox", None, "127.0.0.1", port, "postgres")
-        server = cls(url, process)
-        wait_until_ready("PostgreSQL", process, server._answers)
+        server = cls(url, run=run)
+        server.start_again()
         return server
+
+    def start_again(self) -> None:
+        """Start a private server, after :meth:`stop` with what it had stored."""
+        assert self._run is not None, "it is not a private server"
+        self.process = self._run()
+        wait_until_ready("PostgreSQL", self.process, self._answers)
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its SQLAlchemy URL."""

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Rabbitmq:
     :param api_url: the management plugin's URL, without credentials.
     :param processes: the server's start script and its port mapper, when they are private ones.
     :param pid_file: has the process id of a private server itself.
+    :param environment: of a private server's processes.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class Rabbitmq:
         api_url: str,
         processes: tuple[ProcessGroup, ...] = (),
         pid_file: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.url = url
         self.processes = processes
         self.pid_file = pid_file
+        self._environment = environment
         self._api_url = api_url.rstrip("/")
         parts = urlsplit(url)
         self._user = unquote(parts.username or "guest")
@@ -53,13 +57,14 @@ class Rabbitmq:
         self._opener = build_opener(ProxyHandler({}))
 
     @classmethod
-    def start(cls, watchdog: Watchdog) -> Rabbitmq:
+    def start(cls, watchdog: Watchdog, *, private: bool = False) -> Rabbitmq:
         """Start a private server in a temporary folder, or take the one in the environment.
 
+        :param private: start one in any case.
         :raises MissingServer: there is none and none can be installed.
         """
         named = os.environ.get(VARIABLE)
-        if named:
+        if named and not private:
             api = os.environ.get(API_VARIABLE) or f"http://{urlsplit(named).hostname}:15672"
             return cls(named, _without_credentials(api))
         program = find_or_install(_find_program, package="rabbitmq-server", variable=VARIABLE)
@@ -84,9 +89,34 @@ class Rabbitmq:
             f"http://127.0.0.1:{api_port}",
             (process, mapper),
             folder / "pid",
+            environment,
         )
         wait_until_ready("RabbitMQ", process, server._answers, deadline=120.0)
         return server
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it was started here, so that a test may disturb all of it."""
+        return self._environment is not None
+
+    def limit_memory(self, fraction: float) -> None:
+        """Set the share of the machine's memory at which a private server blocks publishers.
+
+        :param fraction: 0 blocks at once; RabbitMQ's default is 0.4.
+        """
+        assert self._environment is not None, "it is not a private server"
+        program = Path(_find_program() or "").with_name("rabbitmqctl")
+        node = self._environment["RABBITMQ_NODENAME"]
+        done = subprocess.run(
+            [str(program), "-n", node, "set_vm_memory_high_watermark", str(fraction)],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
 
     def create_vhost(self, name: str) -> str:
         """Create an empty virtual host and return its AMQP URL."""

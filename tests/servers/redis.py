@@ -38,13 +38,14 @@ class Redis:
         self._numbers = itertools.cycle(range(1 + own, databases, step))
 
     @classmethod
-    def start(cls, watchdog: Watchdog) -> Redis:
+    def start(cls, watchdog: Watchdog, *, private: bool = False) -> Redis:
         """Start a private server in a temporary folder, or take the one in the environment.
 
+        :param private: start one in any case.
         :raises MissingServer: there is none and none can be installed.
         """
         named = os.environ.get(VARIABLE)
-        if named:
+        if named and not private:
             return cls(named)
         program = find_or_install(
             lambda: shutil.which("redis-server"), package="redis-server", variable=VARIABLE

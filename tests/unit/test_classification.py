@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from datetime import datetime, timezone
 
@@ -166,3 +167,12 @@ def test_an_error_code_fits_its_column_whatever_the_class_is_called(name):
 def test_the_error_code_of_a_builtin_has_no_module_and_any_other_has():
     assert verdict(ValueError("x")).error_code == "ValueError"
     assert verdict(PaymentError("x")).error_code == f"{__name__}.PaymentError"
+
+
+def test_a_full_disk_is_told_from_other_errors_of_the_operating_system():
+    full = verdict(OSError(errno.ENOSPC, "No space left on device", "/reports/s3cret.csv"))
+    assert full == Verdict(False, "OSError:ENOSPC")
+    # Where Python has a class for the number, its name says it already.
+    assert verdict(OSError(errno.ECONNREFUSED, "x")).error_code == "ConnectionRefusedError"
+    assert verdict(OSError(123456, "x")).error_code == "OSError"
+    assert verdict(OSError("x")).error_code == "OSError"

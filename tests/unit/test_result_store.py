@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_a_source_that_fails_half_way_leaves_nothing_at_all(store):
         store.write(KEY, chunks())
     assert not store.exists(KEY)
     assert files(store) == []
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "link"])
+def test_a_disk_that_is_full_leaves_nothing_at_all_whenever_it_shows(store, monkeypatch, step):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def chunks():
+        yield b"half"
+        if step == "write":
+            full()
+
+    if step != "write":
+        monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(KEY, chunks())
+    assert not store.exists(KEY)
+    assert files(store) == []
+    monkeypatch.undo()
+    assert store.write(KEY, b"whole")
+    assert store.read(KEY) == b"whole"
 
 
 def test_chunks_are_streamed_and_not_collected(store):

@@ -1,0 +1,166 @@
+"""The wake-up is relied on where it is heard, and only there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from celery_outbox.dispatch import wakeup as waking
+from celery_outbox.dispatch.wakeup import Listening, open_wakeup
+from celery_outbox.store.engine import open_engine
+from celery_outbox.store.notification import notify
+from tests.proxy import Proxy
+from tests.servers.pgbouncer import Pgbouncer
+from tests.wait import eventually
+from tests.watchdog import Watchdog
+
+CHANNEL = "outbox.test"
+#: Longer than any test waits.
+LONG = 300.0
+
+
+@pytest.fixture
+def engine_for() -> Iterator[Callable[[str], Engine]]:
+    """Opens engines that are disposed of after the test."""
+    engines: list[Engine] = []
+
+    def engine_for(url: str) -> Engine:
+        engines.append(open_engine(url))
+        return engines[-1]
+
+    yield engine_for
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def pooler(
+    postgresql_installed_url: str, request: pytest.FixtureRequest, watchdog: Watchdog
+) -> Iterator[Pgbouncer]:
+    """A PgBouncer in the mode that the parameter names."""
+    pooler = Pgbouncer.to(postgresql_installed_url, watchdog, mode=request.param, connections=3)
+    yield pooler
+    pooler.stop()
+
+
+def commit(engine: Engine) -> None:
+    """Do what a caller's commit does."""
+    with engine.begin() as connection:
+        notify(connection, CHANNEL)
+
+
+def listens(listening: Listening) -> bool:
+    """Wait a moment, as an idle dispatcher does, and tell whether it relies on LISTEN."""
+    listening.wait(0.05)
+    return listening._listens
+
+
+def test_a_commit_ends_a_wait(postgresql_installed_url, engine_for):
+    engine = engine_for(postgresql_installed_url)
+    listening = Listening(engine, CHANNEL)
+    listening.start()
+    eventually(lambda: listens(listening))
+    began = time.monotonic()
+    for _ in range(3):
+        commit(engine)
+        listening.wait(LONG)
+    assert time.monotonic() - began < LONG
+    listening.close()
+
+
+def test_a_stop_ends_a_wait(postgresql_installed_url, engine_for):
+    listening = Listening(engine_for(postgresql_installed_url), CHANNEL)
+    listening.start()
+    eventually(lambda: listens(listening))
+    listening.set()
+    began = time.monotonic()
+    listening.wait(LONG)
+    assert time.monotonic() - began < LONG
+    listening.close()
+
+
+def test_a_wait_ends_when_it_began_to_listen_again_since_something_may_have_been_missed(
+    postgresql_installed_url, engine_for
+):
+    engine = engine_for(postgresql_installed_url)
+    listening = Listening(engine, CHANNEL)
+    listening.start()
+    eventually(lambda: listens(listening))
+    listening._connection.close()
+    began = time.monotonic()
+    # The first finds the loss, the second begins anew; both end for a look at the table.
+    listening.wait(LONG)
+    listening.wait(LONG)
+    assert listening._listens
+    commit(engine)
+    listening.wait(LONG)
+    assert time.monotonic() - began < LONG
+    listening.close()
+
+
+@pytest.mark.parametrize("pooler", ["session"], indirect=True)
+def test_through_a_pooler_that_keeps_connections_it_listens(
+    pooler, postgresql_installed_url, engine_for, caplog
+):
+    engine = engine_for(pooler.url_for(postgresql_installed_url))
+    listening = open_wakeup(engine, CHANNEL, notify=True)
+    assert isinstance(listening, Listening)
+    eventually(lambda: listens(listening))
+    commit(engine)
+    began = time.monotonic()
+    listening.wait(LONG)
+    assert time.monotonic() - began < LONG
+    assert caplog.messages == []
+    listening.close()
+
+
+@pytest.mark.parametrize("pooler", ["transaction"], indirect=True)
+def test_through_a_pooler_that_swaps_connections_it_polls_and_says_so_once(
+    pooler, postgresql_installed_url, engine_for, caplog, monkeypatch
+):
+    monkeypatch.setattr(waking, "PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(waking, "DEAF_INTERVAL", 0.2)
+    engine = engine_for(pooler.url_for(postgresql_installed_url))
+    listening = open_wakeup(engine, CHANNEL, notify=True)
+    assert isinstance(listening, Listening)
+    with caplog.at_level(logging.INFO, "celery_outbox"):
+        eventually(lambda: not listens(listening) and listening._is_deaf)
+        # It tries again now and then, and does not say it again.
+        tried = [listening._connect_at]
+        eventually(lambda: listens(listening) or listening._connect_at > tried[0])
+        eventually(lambda: not listens(listening) and listening._connection is None)
+    assert not listening._listens
+    [said] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said.outbox_event == "outbox.listen_unheard"
+    # Nothing was left behind on a connection that others use now.
+    with engine.connect() as connection:
+        channels = connection.exec_driver_sql("SELECT pg_listening_channels()").scalars().all()
+    assert CHANNEL not in channels
+    listening.close()
+
+
+def test_a_wake_up_that_has_died_silently_is_noticed_and_replaced(
+    postgresql_installed_url, engine_for, proxy_to: Callable[[str], Proxy], caplog, monkeypatch
+):
+    monkeypatch.setattr(waking, "PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(waking, "PROBE_INTERVAL", 0.1)
+    direct = engine_for(postgresql_installed_url)
+    proxy = proxy_to(postgresql_installed_url)
+    listening = Listening(engine_for(proxy.url_for(postgresql_installed_url)), CHANNEL)
+    listening.start()
+    eventually(lambda: listens(listening))
+    # What it is told comes over another way, as the first gives no sign of life.
+    listening._engine = direct
+    proxy.stall()
+    before = listening._connection
+    eventually(lambda: listens(listening) and listening._connection is not before)
+    assert [record.outbox_event for record in caplog.records] == ["outbox.listen_lost"]
+    commit(direct)
+    began = time.monotonic()
+    listening.wait(LONG)
+    assert time.monotonic() - began < LONG
+    listening.close()
