@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -32,23 +34,27 @@ class Rabbitmq:
 
     :param url: the AMQP URL of an administrator.
     :param api_url: the management plugin's URL, without credentials.
-    :param processes: the server's start script and its port mapper, when they are private ones.
+    :param mapper: the port mapper of a private server.
     :param pid_file: has the process id of a private server itself.
     :param environment: of a private server's processes.
+    :param run: starts a private server; its start script is the process.
     """
 
     def __init__(
         self,
         url: str,
         api_url: str,
-        processes: tuple[ProcessGroup, ...] = (),
+        mapper: ProcessGroup | None = None,
         pid_file: Path | None = None,
         environment: dict[str, str] | None = None,
+        run: Callable[[], ProcessGroup] | None = None,
     ) -> None:
         self.url = url
-        self.processes = processes
         self.pid_file = pid_file
+        self._process: ProcessGroup | None = None
+        self._mapper = mapper
         self._environment = environment
+        self._run = run
         self._api_url = api_url.rstrip("/")
         parts = urlsplit(url)
         self._user = unquote(parts.username or "guest")
@@ -81,18 +87,29 @@ class Rabbitmq:
             env=environment,
             cwd=folder,
         )
-        process = ProcessGroup(
-            [program], log=folder / "server.log", watchdog=watchdog, env=environment, cwd=folder
-        )
         server = cls(
             f"amqp://guest:guest@127.0.0.1:{port}/",
             f"http://127.0.0.1:{api_port}",
-            (process, mapper),
+            mapper,
             folder / "pid",
             environment,
+            partial(
+                ProcessGroup,
+                [program],
+                log=folder / "server.log",
+                watchdog=watchdog,
+                env=environment,
+                cwd=folder,
+            ),
         )
-        wait_until_ready("RabbitMQ", process, server._answers, deadline=120.0)
+        server.start_again()
         return server
+
+    def start_again(self) -> None:
+        """Start a private server, after :meth:`halt` with what it had stored."""
+        assert self._run is not None, "it is not a private server"
+        self._process = self._run()
+        wait_until_ready("RabbitMQ", self._process, self._answers, deadline=120.0)
 
     @property
     def is_private(self) -> bool:
@@ -147,15 +164,22 @@ class Rabbitmq:
             content = response.read()
         return json.loads(content) if content else None
 
-    def stop(self) -> None:
-        """End a private server and its port mapper; leave any other alone."""
-        if self.pid_file is not None and self.processes[0].alive:
+    def halt(self) -> None:
+        """Kill a private server; it can be started again."""
+        if self._process is None or self.pid_file is None:
+            return
+        if self._process.alive:
             # An orderly shutdown takes six seconds. Killed together with its start script the
             # server would be left to init to reap, and a container may have none that does.
             os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
-            self.processes[0].wait()
-        for process in self.processes:
-            process.kill()
+            self._process.wait()
+        self._process.kill()
+
+    def stop(self) -> None:
+        """End a private server and its port mapper; leave any other alone."""
+        self.halt()
+        if self._mapper is not None:
+            self._mapper.kill()
 
     def _answers(self) -> bool:
         # The plugin answers before the node takes connections.
