@@ -44,6 +44,7 @@ there.
 
 The body in these tests makes an effect on another side that knows ``self.idempotency_key``, and
 returns ``self.write_result(...)``. A body whose effects have no such key makes them once per run.
+The effect of a transactional body is a row of the application's.
 """
 
 _COLUMNS = ("It dies here", "Found", "Then", "In the end")
