@@ -44,7 +44,9 @@ from celery_outbox.exceptions import (
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
 from celery_outbox.execute.callback_id import fix_callback_ids
+from celery_outbox.execute.celery_versions import must_leave
 from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.escaped import caught
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
@@ -108,6 +110,23 @@ class Guard:
         delivery = Delivery.of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
+            return self._trace(task, tracer, delivery, call, request)
+        except BaseException as error:
+            if must_leave(error):
+                raise
+            # A greenlet that was killed in its claim, or a fault of ours: nothing is known.
+            log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
+            return ended_by(Reject(error_code(error), requeue=True))
+
+    def _trace(
+        self,
+        task: Task,
+        tracer: Tracer,
+        delivery: Delivery,
+        call: Call,
+        request: dict[str, Any],
+    ) -> trace_ok_t:
+        try:
             started = self._start(task, delivery, call, request)
         except SoftTimeLimitExceeded:
             # Before the body: the delivery has not had its turn.
@@ -116,7 +135,9 @@ class Guard:
             return self._put_back(delivery, type(error).__name__)
         except Exception as error:
             # Whatever it is, the next delivery must not die of it as well, nor be lost.
-            log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
+            log_event(
+                logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=delivery.job_id
+            )
             if delivery.redelivered:
                 return ended_by(Reject(error_code(error), requeue=False))
             return self._put_back(delivery, type(error).__name__)
@@ -271,6 +292,10 @@ class Guard:
         token = running_job.set(attempt)
         try:
             traced = tracer(attempt.job_id, call.args, call.kwargs, request)
+        except BaseException as escaped:
+            if must_leave(escaped):
+                raise
+            traced = caught(attempt, escaped, request)
         finally:
             running_job.reset(token)
         if traced.info is None:

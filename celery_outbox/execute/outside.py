@@ -88,11 +88,17 @@ def end_waiting(guard: Guard, job_id: str, queue: str | None, reason: Reason) ->
 
 def end_unreadable(guard: Guard, task: Task, delivery: Delivery) -> Job | None:
     """Quarantine the job of a message whose body no worker can read; a message that has no job
-    gets one, without its arguments.
+    gets one, without its arguments. A job that was claimed since has had its attempt: the message
+    was read, and its process is lost.
 
     Returns:
         The job afterwards.
     """
+    known = guard.database.read(
+        lambda connection: jobs.get(connection, guard.tables, delivery.job_id)
+    )
+    if known is not None and known.attempt > delivery.attempts_before:
+        return end_lost(guard, task, delivery.job_id, Reason.LOST_WORKER, delivery.attempts_before)
     job = end_waiting(guard, delivery.job_id, delivery.queue, Reason.UNDECODABLE)
     if job is not None:
         return job
@@ -103,14 +109,18 @@ def end_unreadable(guard: Guard, task: Task, delivery: Delivery) -> Job | None:
     )
 
 
-def end_revoked(guard: Guard, job_id: str) -> None:
-    """Cancel a job that was revoked through Celery: before it ran, or with its process."""
+def end_revoked(guard: Guard, job_id: str, *, running: bool = True) -> None:
+    """Cancel a job that was revoked through Celery: before it ran, or with its process.
+
+    Arguments:
+        running: also one that runs; its body is stopped.
+    """
 
     def write(connection: Connection) -> None:
         job = jobs.lock(connection, guard.tables, job_id)
         if job is None:
             return
-        if job.state is State.RUNNING and job.leased_by == guard.worker_id():
+        if running and job.state is State.RUNNING and job.leased_by == guard.worker_id():
             fence = Fence(guard.tables, job_id, job.lease_token, job.attempt, guard.worker_id())
             fence.retry("revoked", None, 0.0)(connection)
         transitions.cancel(connection, guard.tables, job, actor=guard.worker_id())

@@ -17,6 +17,7 @@ from celery import Celery
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
+from tests.acceptance import endings
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 
@@ -120,3 +121,6 @@ def leave(self: Any) -> None:
 def pickled(self: Any, values: Any) -> None:
     """Get what workers of this app do not accept."""
     note_run(self.request.id)
+
+
+endings.register(task, note_run)
