@@ -15,6 +15,7 @@ A hard time limit
 A process that is gone
     Billiard 4.3 reports the ``SystemExit`` of a body before the process is gone, and nothing for
     one that was told to end (:func:`was_told_to_end`); 4.2 reports ``WorkerLostError`` alone.
+    5.7 makes a ``WorkerLostError`` of it, 5.4 fails to store it: ``OutboxRequest`` does as 5.7.
 Errors that are no ``Exception``
     Prefork sends ``asyncio.CancelledError`` and the like to the main process as a failure. The
     other pools call the wrong callback with them, which leaves the message unacknowledged for
@@ -22,6 +23,8 @@ Errors that are no ``Exception``
     (:func:`must_leave`).
 ``Reject`` and ``MemoryError`` out of hooks
     5.7 lets both out of its tracer, 5.4 the second; all pools but prefork then lose the message.
+Errors of a call with ``ignore_result``
+    5.7 stores none. 5.4 asks the task alone, and stores them.
 Stopping a body
     Prefork can, and gevent in 5.7; threads and solo cannot and raise (:func:`can_stop_bodies`).
     Only prefork knows soft time limits; prefork and gevent know hard ones, threads and solo none.

@@ -19,6 +19,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
@@ -74,7 +75,10 @@ class OutboxRequest(Request):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, TimeLimitExceeded):
             self._end(exc_info, Reason.TIME_LIMIT)
-        elif isinstance(error, WorkerLostError) or not isinstance(error, Exception):
+        elif not isinstance(error, Exception):
+            # Result backends cannot store it.
+            self._end(_lost(error), Reason.LOST_WORKER)
+        elif isinstance(error, WorkerLostError):
             self._end(exc_info, Reason.LOST_WORKER)
         else:
             # Raised around the guard: the message could not be read.
@@ -162,7 +166,10 @@ class OutboxRequest(Request):
             # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs
-        super().on_failure(exc_info, True, False)
+        try:
+            super().on_failure(exc_info, True, False)
+        except Exception:  # the result backend and hooks may be anything, and the job has ended
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
 
     def _report_retry(self, exc_info: ExceptionInfo) -> None:
         self.send_event(
@@ -176,3 +183,10 @@ class OutboxRequest(Request):
             )
         except Exception:  # the result backend may be anything; the database has the truth
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+
+
+def _lost(error: BaseException) -> ExceptionInfo:
+    try:
+        raise WorkerLostError(f"the body left its process: {error_code(error)}")
+    except WorkerLostError:
+        return ExceptionInfo()
