@@ -100,4 +100,6 @@ def is_green_timeout(error: BaseException) -> bool:
 
 def can_stop_bodies(pool: Any) -> bool:
     """Whether the pool can end a body that runs."""
-    return getattr(type(pool), "terminate_job", None) is not BasePool.terminate_job
+    # Of the pool itself: prefork gets the function from the pool that it wraps.
+    function = getattr(pool.terminate_job, "__func__", pool.terminate_job)
+    return function is not BasePool.terminate_job

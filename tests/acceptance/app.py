@@ -69,9 +69,7 @@ def refuse(self: Any, text: str) -> None:
     raise PermanentError(text)
 
 
-@task(name="shop.wait_for")
-def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
-    """Run until a file appears."""
+def _wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     note_run(self.request.id)
     deadline = time.monotonic() + seconds
     while not (FOLDER / name).exists():
@@ -79,6 +77,18 @@ def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
             raise TimeoutError(name)
         time.sleep(0.02)
     return name
+
+
+@task(name="shop.wait_for")
+def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
+    """Run until a file appears."""
+    return _wait_for(self, name, seconds)
+
+
+@task(name="shop.wait_once", max_attempts=1)
+def wait_once(self: Any, name: str, seconds: float = 30.0) -> str:
+    """Run until a file appears, in one attempt."""
+    return _wait_for(self, name, seconds)
 
 
 @task(name="shop.insist", max_retries=5)

@@ -12,12 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from tests.acceptance import endings
+from tests.acceptance.conftest import POOLS
 from tests.acceptance.system import System
 from tests.processes import Processes
 from tests.servers.rabbitmq import RabbitmqApi
 from tests.wait import eventually
-
-POOLS = ("prefork", "threads", "solo", "gevent")
 
 
 class End(NamedTuple):
