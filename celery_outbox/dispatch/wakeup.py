@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
@@ -61,6 +62,31 @@ class Polling:
         return ready
 
 
+def _take_psycopg2(connection: Any) -> bool:
+    connection.poll()
+    arrived = bool(connection.notifies)
+    connection.notifies.clear()
+    return arrived
+
+
+def _take_psycopg(connection: Any) -> bool:
+    # Of libpq itself: the driver's own way blocks, and cannot be woken by anything else.
+    libpq = connection.pgconn
+    libpq.consume_input()
+    arrived = False
+    while libpq.notifies() is not None:
+        arrived = True
+    return arrived
+
+
+#: Drivers that can listen; each function takes what has arrived, without waiting, and returns
+#: whether that was anything.
+_DRIVERS: dict[str, Callable[[Any], bool]] = {
+    "psycopg2": _take_psycopg2,
+    "psycopg": _take_psycopg,
+}
+
+
 class Listening(Polling):
     """Waits for a NOTIFY on one connection of its own; polls while that connection is away.
 
@@ -73,6 +99,7 @@ class Listening(Polling):
         super().__init__()
         self._engine = engine
         self._channel = channel
+        self._take = _DRIVERS[engine.dialect.driver]
         self._connection: Any = None
 
     def start(self) -> None:
@@ -87,11 +114,9 @@ class Listening(Polling):
             return
         try:
             # What arrived before is in the driver's list and would not show on the socket.
-            connection.poll()
-            if not connection.notifies:
+            if not self._take(connection):
                 self._select([self._receiver, connection], seconds)
-                connection.poll()
-            connection.notifies.clear()
+                self._take(connection)
         except Exception as error:  # the driver's errors have no common base that we import
             self._lost(error)
 
@@ -136,7 +161,7 @@ def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:
     """
     if not notify or engine.dialect.name != "postgresql":
         return Polling()
-    if engine.dialect.driver != "psycopg2":
+    if engine.dialect.driver not in _DRIVERS:
         log_event(
             logger, logging.WARNING, "outbox.listen_unsupported", driver=engine.dialect.driver
         )

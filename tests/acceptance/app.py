@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from sqlalchemy import Engine, create_engine
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
@@ -26,7 +27,19 @@ app.conf.update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))
 app.conf.outbox_database_url = os.environ["SHOP_DATABASE"]
 app.conf.outbox_result_store = f"file://{FOLDER}/results"
 
-outbox = Outbox(app)
+
+def _used_engine() -> Engine | None:
+    """An engine whose pool has a connection already, when a worker forks."""
+    if "SHOP_USED_ENGINE" not in os.environ:
+        return None
+    engine = create_engine(os.environ["SHOP_DATABASE"])
+    with engine.connect() as connection:
+        backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    (FOLDER / "parent-backend").write_text(str(backend))
+    return engine
+
+
+outbox = Outbox(app, engine=_used_engine())
 app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
 kill_at_environment()
 

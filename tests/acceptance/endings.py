@@ -153,8 +153,8 @@ def register(task: Callable[..., Any], note_run: Callable[..., None]) -> None:
         return "done"
 
     @task(name="shop.who")
-    def who(self: Any) -> dict[str, int]:
+    def who(self: Any) -> list[int]:
         """Say which process runs this, and which of the database's processes serves it."""
         with self.outbox.engine.connect() as connection:
             backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        return {"process": os.getpid(), "backend": backend}
+        return [os.getpid(), backend]
