@@ -48,7 +48,9 @@ def test_processes_of_a_worker_never_share_a_database_connection(system: System)
 def test_a_worker_that_was_paused_past_its_lease_changes_nothing(system: System) -> None:
     system.shop.wait_for.apply_async(("go", 120.0), task_id="slow")
     system.dispatcher()
-    paused = system.worker("-n", "one@%h")
+    # One message at a time: the broker would give a paused worker more than it runs.
+    one_by_one = ("-c", "1", "--prefetch-multiplier", "1")
+    paused = system.worker("-n", "one@%h", *one_by_one)
     system.reaches("slow", "running")
     eventually(lambda: system.runs("slow") == 1)
     first = system.job("slow").lease
@@ -57,7 +59,7 @@ def test_a_worker_that_was_paused_past_its_lease_changes_nothing(system: System)
     eventually(lambda: "rescued" in system.events("slow"))
     # On the same host, as after a restart. RabbitMQ does not let it have the same node name while
     # the first is connected.
-    system.worker("-n", "two@%h")
+    system.worker("-n", "two@%h", *one_by_one)
     eventually(lambda: system.runs("slow") == 2)
     second = system.job("slow").lease
     assert second.by != first.by
