@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -124,20 +123,6 @@ def autoretry(self: Any) -> None:
     """Fail; Celery asks for one retry."""
     note_run(self.request.id)
     raise ConnectionError
-
-
-@task(name="shop.sleepy", time_limit=1)
-def sleepy(self: Any) -> None:
-    """Run into the hard time limit."""
-    note_run(self.request.id)
-    time.sleep(60)
-
-
-@task(name="shop.leave")
-def leave(self: Any) -> None:
-    """Leave the process, as a task should not."""
-    note_run(self.request.id)
-    sys.exit(1)
 
 
 @task(name="shop.pickled", serializer="pickle")

@@ -156,11 +156,6 @@ class RabbitmqApi:
         with Connection(self.url) as connection, connection.channel() as channel:
             return int(channel.queue_declare(queue=queue, passive=True).message_count)
 
-    def unacknowledged(self, queue: str) -> int:
-        """Return how many messages consumers have taken and not answered, a second ago."""
-        path = f"/queues/{self._path}/{quote(queue, safe='')}?columns=messages_unacknowledged"
-        return int(self._server.call("GET", path)["messages_unacknowledged"])
-
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
         found = self._server.call("GET", f"/queues/{self._path}?columns=name")
