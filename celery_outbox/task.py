@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -17,10 +18,14 @@ from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.exceptions import ConfigurationError, NotAvailable, NotInJob
 from celery_outbox.execute.attempt import Attempt, Lease
+from celery_outbox.execute.celery_versions import FIXED_OPTIONS
 from celery_outbox.execute.poison import KeepPoison
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
+from celery_outbox.log import log_event
 from celery_outbox.record.result import RecordedResult
+
+logger = logging.getLogger("celery_outbox")
 
 
 class OutboxTask(Task):
@@ -45,15 +50,12 @@ class OutboxTask(Task):
 
     abstract = True
 
-    acks_late = True
-    # A final failure is rejected, so that RabbitMQ dead-letters it: Celery 5.4 reads the first,
-    # 5.7 the second.
-    acks_on_failure_or_timeout = False
-    acks_on_failure = False
-    # A lost or stopped attempt comes back from the database, never by requeueing.
-    acks_on_timeout = True
-    reject_on_worker_lost = False
-    retry_on_worker_lost = False
+    acks_late = FIXED_OPTIONS["acks_late"]
+    acks_on_failure_or_timeout = FIXED_OPTIONS["acks_on_failure_or_timeout"]
+    acks_on_failure = FIXED_OPTIONS["acks_on_failure"]
+    acks_on_timeout = FIXED_OPTIONS["acks_on_timeout"]
+    reject_on_worker_lost = FIXED_OPTIONS["reject_on_worker_lost"]
+    retry_on_worker_lost = FIXED_OPTIONS["retry_on_worker_lost"]
     Request = "celery_outbox.execute.request:OutboxRequest"
 
     max_attempts: int | None = None
@@ -81,6 +83,7 @@ class OutboxTask(Task):
                     remedy="Remove it, or install a version that has it.",
                 )
         cls._check_options()
+        cls._fix_options()
         # Also for apps whose task_cls is another one.
         Outbox.of(app)
         app.steps["worker"].add(Heartbeat)
@@ -106,6 +109,21 @@ class OutboxTask(Task):
                     problem=f"{value!r} is not {what}",
                     remedy="",
                 )
+
+    @classmethod
+    def _fix_options(cls) -> None:
+        """Overrule what would lose jobs, or deliver them for ever."""
+        for option, value in FIXED_OPTIONS.items():
+            if getattr(cls, option) != value:
+                log_event(
+                    logger,
+                    logging.WARNING,
+                    "outbox.option_overruled",
+                    task=cls.name,
+                    option=option,
+                    by=value,
+                )
+                setattr(cls, option, value)
 
     # -- calling -----------------------------------------------------------------------
 

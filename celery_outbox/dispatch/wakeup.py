@@ -7,6 +7,7 @@ import secrets
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Engine
@@ -71,6 +72,31 @@ class Polling:
         return ready
 
 
+def _take_psycopg2(connection: Any) -> set[str]:
+    connection.poll()
+    channels = {notification.channel for notification in connection.notifies}
+    connection.notifies.clear()
+    return channels
+
+
+def _take_psycopg(connection: Any) -> set[str]:
+    # Of libpq itself: the driver's own way blocks, and cannot be woken by anything else.
+    libpq = connection.pgconn
+    libpq.consume_input()
+    channels = set()
+    while (notification := libpq.notifies()) is not None:
+        channels.add(notification.relname.decode())
+    return channels
+
+
+#: Drivers that can listen; each function takes what has arrived, without waiting, and returns
+#: the channels that it came on.
+_DRIVERS: dict[str, Callable[[Any], set[str]]] = {
+    "psycopg2": _take_psycopg2,
+    "psycopg": _take_psycopg,
+}
+
+
 class Listening(Polling):
     """Waits for a NOTIFY on one connection of its own; polls while that cannot be had.
 
@@ -88,6 +114,7 @@ class Listening(Polling):
         super().__init__()
         self._engine = engine
         self._channel = channel
+        self._take = _DRIVERS[engine.dialect.driver]
         self._probe = ""
         self._connection: Any = None
         self._listens = False
@@ -149,13 +176,11 @@ class Listening(Polling):
     def _hear(self, seconds: float) -> None:
         connection = self._connection
         # What arrived before is in the driver's list and would not show on the socket.
-        connection.poll()
-        if not connection.notifies:
+        heard = self._take(connection)
+        if not heard:
             at = self._probe_at if self._expected_by is None else self._expected_by
             self._select([self._receiver, connection], min(seconds, at - time.monotonic()))
-            connection.poll()
-        heard = {notification.channel for notification in connection.notifies}
-        connection.notifies.clear()
+            heard = self._take(connection)
         if self._probe in heard:
             self._trust()
         elif self._expected_by is None:
@@ -213,7 +238,7 @@ def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:
     """
     if not notify or engine.dialect.name != "postgresql":
         return Polling()
-    if engine.dialect.driver != "psycopg2":
+    if engine.dialect.driver not in _DRIVERS:
         log_event(
             logger, logging.WARNING, "outbox.listen_unsupported", driver=engine.dialect.driver
         )

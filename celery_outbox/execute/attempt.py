@@ -23,6 +23,12 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import LeaseLost, ResultMissing, TransactionOver
+from celery_outbox.execute.celery_versions import (
+    WORKER_STOPPED,
+    ends_worker,
+    is_green_timeout,
+    was_told_to_end,
+)
 from celery_outbox.execute.failure import delay_of, detail_of, verdict_on
 from celery_outbox.execute.fence import Fence, Write
 from celery_outbox.execute.payload import decode_result, encode_result
@@ -65,6 +71,7 @@ class Attempt:
         ended: the state in which this attempt left its job.
         stale: the lease was lost, so that another attempt owns the job.
         unwritten: the database did not take the end; the message must come back.
+        left: the body ended by what is no ``Exception``.
         gave_up: the body asked Celery for a retry and was at its own limit.
         keep_from_broker: acknowledge a failure instead of rejecting it: the quarantine queue has
             a copy already.
@@ -84,6 +91,7 @@ class Attempt:
     ended: State | None = None
     stale: bool = False
     unwritten: bool = False
+    left: bool = False
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
@@ -153,7 +161,7 @@ class Attempt:
         except BaseException as error:
             # sys.exit(), Ctrl-C, a killed greenlet: the attempt is over, whatever becomes of
             # the process.
-            self._leave(error)
+            self.leave(error)
             raise
 
     @contextmanager
@@ -333,12 +341,18 @@ class Attempt:
             return Retry(exc=get_pickleable_exception(error))
         return error
 
-    def _leave(self, error: BaseException) -> None:
+    def leave(self, error: BaseException) -> None:
+        """Settle, unless it is done, an attempt that ended by what Celery does not handle."""
         if self.settled:
             return
-        verdict = Verdict(False, error_code(error), reason=Reason.LOST_WORKER)
+        self.left = True
+        code, reason = error_code(error), Reason.LOST_WORKER
+        if ends_worker(error):
+            code = WORKER_STOPPED
+        elif is_green_timeout(error):
+            code, reason = str(Reason.TIME_LIMIT), Reason.TIME_LIMIT
         try:
-            self._follow(verdict, RuntimeError(error_code(error)))
+            self._follow(Verdict(False, code, reason=reason), RuntimeError(code))
         except (Reject, Ignore):
             log_event(logger, logging.WARNING, "outbox.left_running", job=self.job.id)
 
@@ -411,6 +425,9 @@ class Attempt:
         """The lease was lost: another attempt owns the job, this one has no say."""
         if not self.stale:
             self.stale = True
+            if self.left and was_told_to_end():
+                # By its own worker, whose main process has written the end.
+                return Ignore(f"attempt {self.number} of job {self.job.id!r} was stopped")
             self.guard.note_stale(self.job, self.lease)
         return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
 

@@ -46,11 +46,13 @@ from celery_outbox.exceptions import (
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
 from celery_outbox.execute.callback_id import fix_callback_ids
+from celery_outbox.execute.celery_versions import must_leave
 from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.escaped import caught, is_redelivered, unreported
 from celery_outbox.execute.outside import note_foreign
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
-from celery_outbox.execute.traced import SIGNALS, ended_by
+from celery_outbox.execute.traced import ended_by
 from celery_outbox.log import log_event
 from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
@@ -116,6 +118,23 @@ class Guard:
         delivery = self.delivery_of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
+            return self._trace(task, tracer, delivery, call, request)
+        except BaseException as error:
+            if must_leave(error):
+                raise
+            # A greenlet that was killed in its claim, or a fault of ours: nothing is known.
+            log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
+            return ended_by(Reject(error_code(error), requeue=True))
+
+    def _trace(
+        self,
+        task: Task,
+        tracer: Tracer,
+        delivery: Delivery,
+        call: Call,
+        request: dict[str, Any],
+    ) -> trace_ok_t:
+        try:
             started = self._start(task, delivery, call, request)
         except SoftTimeLimitExceeded:
             # Before the body: the delivery has not had its turn.
@@ -124,7 +143,9 @@ class Guard:
             return self._put_back(delivery, type(error).__name__)
         except Exception as error:
             # Whatever it is, the next delivery must not die of it as well, nor be lost.
-            log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
+            log_event(
+                logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=delivery.job_id
+            )
             if delivery.redelivered:
                 return ended_by(Reject(error_code(error), requeue=False))
             return self._put_back(delivery, type(error).__name__)
@@ -295,8 +316,12 @@ class Guard:
         token = running_job.set(attempt)
         try:
             traced = tracer(attempt.job_id, call.args, call.kwargs, request)
-        except Exception as error:
-            return self._unreported(attempt, error, request)
+        except BaseException as escaped:
+            if must_leave(escaped):
+                raise
+            if isinstance(escaped, Exception):
+                return unreported(attempt, escaped, request)
+            traced = caught(attempt, escaped, request)
         finally:
             running_job.reset(token)
         if traced.info is None:
@@ -312,32 +337,10 @@ class Guard:
             # A callback could not be sent. The next delivery finds the result and sends it;
             # what fails then fails for good, and the message shows it in the quarantine queue.
             log_event(logger, logging.ERROR, "outbox.callback_failed", job=attempt.job_id)
-            if not _is_redelivered(request):
+            if not is_redelivered(request):
                 pause(LONGEST_PAUSE)
                 return ended_by(Reject("a callback could not be sent", requeue=True))
         return traced
-
-    def _unreported(
-        self, attempt: Attempt, error: Exception, request: dict[str, Any]
-    ) -> trace_ok_t:
-        """End a delivery whose tracer failed by itself: Celery's result backend is away, as a rule.
-
-        What the database says of the job stands.
-        """
-        log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=attempt.job_id)
-        if not attempt.settled:
-            ends_with = attempt.fail_outside_body(error)
-            if isinstance(ends_with, SIGNALS):
-                return ended_by(ends_with)
-        if attempt.unwritten:
-            return ended_by(Reject(error_code(error), requeue=True))
-        if attempt.has_succeeded and not _is_redelivered(request):
-            # The next delivery finds the result, and reports it.
-            pause(LONGEST_PAUSE)
-            return ended_by(Reject("the result could not be reported", requeue=True))
-        if attempt.has_failed and not attempt.keep_from_broker:
-            return ended_by(Reject(error_code(error), requeue=False))
-        return ended_by(Ignore("the database has the job's state"))
 
     def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:
         """Put what the job's row says into the request that Celery's tracer works with."""
@@ -382,10 +385,6 @@ class Guard:
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
-
-
-def _is_redelivered(request: dict[str, Any]) -> bool:
-    return bool((request.get("delivery_info") or {}).get("redelivered"))
 
 
 def _lease(job: Job) -> Lease | None:

@@ -171,8 +171,14 @@ def end_waiting(connection: Connection, guard: Guard, job: Job, reason: Reason, 
     )
 
 
-def end_unreadable(guard: Guard, foreign: Foreign) -> Job | None:
+def end_unreadable(guard: Guard, task: Task, foreign: Foreign, attempts_before: int) -> Job | None:
     """Quarantine the job of a message that a pool process could not read.
+
+    A job that was claimed since has had its attempt: the message was read, and what came after
+    could not be, so that attempt is lost.
+
+    Arguments:
+        attempts_before: attempts that the job had when its message was published.
 
     Returns:
         The job afterwards, whatever its state.
@@ -184,6 +190,9 @@ def end_unreadable(guard: Guard, foreign: Foreign) -> Job | None:
         job = jobs.lock(connection, guard.tables, job_id)
         if job is None:
             set_aside(connection, guard, foreign, job_id, Reason.UNDECODABLE, code)
+        elif _is_own(job, foreign) and job.attempt > attempts_before:
+            if job.leased_by == guard.worker_id():
+                _follow(connection, guard, task, job, Reason.LOST_WORKER)
         elif job.state in WAITING_STATES and not _is_own(job, foreign):
             job_id = note_foreign(connection, guard, foreign, job, Reason.UNDECODABLE, code)
         else:
@@ -193,14 +202,18 @@ def end_unreadable(guard: Guard, foreign: Foreign) -> Job | None:
     return guard.database.write(write)
 
 
-def end_revoked(guard: Guard, job_id: str) -> None:
-    """Cancel a job that was revoked through Celery: before it ran, or with its process."""
+def end_revoked(guard: Guard, job_id: str, *, running: bool = True) -> None:
+    """Cancel a job that was revoked through Celery: before it ran, or with its process.
+
+    Arguments:
+        running: also one that runs; its body is stopped.
+    """
 
     def write(connection: Connection) -> None:
         job = jobs.lock(connection, guard.tables, job_id)
         if job is None:
             return
-        if job.state is State.RUNNING and job.leased_by == guard.worker_id():
+        if running and job.state is State.RUNNING and job.leased_by == guard.worker_id():
             fence = Fence(guard.tables, job_id, job.lease_token, job.attempt, guard.worker_id())
             fence.retry("revoked", None, 0.0)(connection)
         transitions.cancel(connection, guard.tables, job, actor=guard.worker_id())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import (
     Ignore,
     Reject,
@@ -19,10 +19,12 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.execute.callback_id import fix_callback_ids
+from celery_outbox.execute.celery_versions import can_stop_bodies
 from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_lost, end_revoked, end_unreadable
 from celery_outbox.execute.payload import Undecodable, decode_call
@@ -38,7 +40,8 @@ class OutboxRequest(Request):
     Stock Celery acknowledges such a task for good, or requeues it for ever
     (``task_reject_on_worker_lost``). Here the attempt is settled, counted and followed by another
     one or by quarantine. Both callbacks may fire for one time limit: the lease token makes
-    the second a no-op.
+    the second a no-op. What differs between Celery's versions and pools is listed in
+    :mod:`celery_outbox.execute.celery_versions`.
     """
 
     def maybe_expire(self) -> bool:
@@ -51,7 +54,7 @@ class OutboxRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Settle an attempt that ran into its hard time limit."""
-        if soft or getattr(worker_state, "should_terminate", None):
+        if soft:
             super().on_timeout(soft, timeout)
             return
         log_event(logger, logging.ERROR, "outbox.time_limit", job=self.id, limit=timeout)
@@ -64,34 +67,75 @@ class OutboxRequest(Request):
         self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """Settle an attempt whose child process died; the rest is Celery's."""
-        error = getattr(exc_info.exception, "exc", None) or exc_info.exception
-        withdrawn = self._already_revoked or getattr(self, "_already_cancelled", False)
-        if return_ok or withdrawn or isinstance(error, (Terminated, Ignore, Reject, Retry)):
-            if isinstance(error, Reject) and not error.requeue and not withdrawn:
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if self._already_revoked or self._already_cancelled:
+            # Its process was stopped. The message is acknowledged, or the broker takes it back.
+            worker_state.task_ready(self)
+            return None
+        if isinstance(error, MemoryError) and return_ok:
+            worker_state.task_ready(self)
+            self.reject(requeue=False)
+            self.send_event("task-failed", exception=safe_repr(error), traceback=exc_info.traceback)
+            return None
+        if return_ok or isinstance(error, (Terminated, Ignore, Reject, Retry)):
+            if isinstance(error, Reject) and not error.requeue:
                 # First of all: Celery 5.7 asks the result backend before it rejects, and a message
                 # whose backend is away would stay with this worker for ever.
                 self.reject(requeue=False)
             return self._stock_failure(exc_info, send_failed_event, return_ok)
-        # Billiard 4.3 reports a child's exit as SystemExit before it is gone.
-        if isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-            self._end(exc_info, Reason.LOST_WORKER)
-        elif isinstance(error, TimeLimitExceeded):
+        if isinstance(error, TimeLimitExceeded):
             self._end(exc_info, Reason.TIME_LIMIT)
+        elif not isinstance(error, Exception):
+            # Result backends cannot store it.
+            self._end(_lost(error), Reason.LOST_WORKER)
+        elif isinstance(error, WorkerLostError):
+            self._end(exc_info, Reason.LOST_WORKER)
         else:
             # Raised around the guard: the message could not be read.
             self._end(exc_info, Reason.UNDECODABLE)
         return None
 
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Stop the body of a revoked job, and cancel the job; where the pool cannot stop a body, a
+        job that runs goes on, and one that waits is cancelled."""
+        stops = can_stop_bodies(pool)
+        # First: a body that is stopped in its last attempt would end in quarantine.
+        self._cancel_job(running=stops)
+        if not stops:
+            log_event(logger, logging.WARNING, "outbox.cannot_stop", job=self.id)
+            return
+        try:
+            super().terminate(pool, signal)
+        except Exception:
+            raise
+        except BaseException:
+            # gevent kills the greenlet that accepts the job, which is this one.
+            self._announce_revoked("terminated", True, signal, False)
+            raise
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """Stop the body because the worker ends or lost its broker; where the pool cannot, it
+        goes on, and a copy of its message changes nothing."""
+        if can_stop_bodies(pool):
+            super().cancel(pool, *args, **kwargs)
+        else:
+            log_event(logger, logging.WARNING, "outbox.cannot_stop", job=self.id)
+
     def _announce_revoked(self, reason: str, *args: Any, **kwargs: Any) -> None:
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
+        self._cancel_job()
         try:
             super()._announce_revoked(reason, *args, **kwargs)
         except Exception:  # the result backend may be anything
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
             self.acknowledge()
             self._already_revoked = True
+
+    def _cancel_job(self, running: bool = True) -> None:
         try:
-            end_revoked(self.task.outbox.guard, self.id)
+            end_revoked(self.task.outbox.guard, self.id, running=running)
         except (SQLAlchemyError, SchemaError):
             log_event(logger, logging.ERROR, "outbox.cancel_failed", exc_info=True, job=self.id)
 
@@ -104,7 +148,8 @@ class OutboxRequest(Request):
         delivery = guard.delivery_of(self.id, self._request_dict)
         try:
             if reason is Reason.UNDECODABLE:
-                job = end_unreadable(guard, Foreign.of(self._message, delivery.queue))
+                foreign = Foreign.of(self._message, delivery.queue)
+                job = end_unreadable(guard, self.task, foreign, delivery.attempts_before)
             else:
                 job = end_lost(guard, self.task, self.id, reason, delivery.attempts_before)
         except (SQLAlchemyError, SchemaError):
@@ -128,7 +173,7 @@ class OutboxRequest(Request):
     def _fail(self, job: Job | None, exc_info: ExceptionInfo) -> None:
         if self.acknowledged:
             return
-        # Rejected first: Celery 5.7 acknowledges time limits.
+        # Rejected first: Celery's versions do not agree on what it would do then.
         self.reject(requeue=False)
         try:
             call = None if job is None else decode_call(self.app, job)
@@ -146,9 +191,9 @@ class OutboxRequest(Request):
     ) -> Any:
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        except MemoryError:
-            raise
-        except Exception:  # the result backend may be anything; the database has the truth
+        except (
+            Exception
+        ):  # the result backend and hooks may be anything; the database has the truth
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
             return None
 
@@ -164,3 +209,10 @@ class OutboxRequest(Request):
             )
         except Exception:  # the result backend may be anything; the database has the truth
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+
+
+def _lost(error: BaseException) -> ExceptionInfo:
+    try:
+        raise WorkerLostError(f"the body left its process: {error_code(error)}")
+    except WorkerLostError:
+        return ExceptionInfo()

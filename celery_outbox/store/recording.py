@@ -123,8 +123,12 @@ def record_quarantined(
 
 def insert_if_absent(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Insert a row unless its key exists; returns whether it was inserted."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement: Any = insert(table).values(**values).on_conflict_do_nothing()
+    if connection.dialect.name == "postgresql":
+        # Not the row count: psycopg 3 and others do not keep it for an INSERT.
+        key = next(iter(table.primary_key))
+        added = postgresql.insert(table).values(**values).on_conflict_do_nothing().returning(key)
+        return connection.execute(added).first() is not None
+    statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
     return bool(connection.execute(statement).rowcount == 1)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import time
 from datetime import datetime
 from functools import partial
@@ -17,10 +16,11 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Retry
-from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
+from tests.acceptance import endings
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 
@@ -31,7 +31,19 @@ if "SHOP_TIMEOUT" in os.environ:
     app.conf.outbox_database_timeout = float(os.environ["SHOP_TIMEOUT"])
 app.conf.outbox_result_store = f"file://{FOLDER}/results"
 
-outbox = Outbox(app)
+
+def _used_engine() -> Engine | None:
+    """An engine whose pool has a connection already, when a worker forks."""
+    if "SHOP_USED_ENGINE" not in os.environ:
+        return None
+    engine = create_engine(os.environ["SHOP_DATABASE"])
+    with engine.connect() as connection:
+        backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    (FOLDER / "parent-backend").write_text(str(backend))
+    return engine
+
+
+outbox = Outbox(app, engine=_used_engine())
 app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
 kill_at_environment()
 if "SHOP_FILE_LIMIT" in os.environ:
@@ -87,12 +99,22 @@ def refuse(self: Any, text: str) -> None:
     raise PermanentError(text)
 
 
-@task(name="shop.wait_for")
-def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
-    """Run until a file appears."""
+def _wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     note_run(self.request.id)
     wait(name, seconds)
     return name
+
+
+@task(name="shop.wait_for")
+def wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
+    """Run until a file appears."""
+    return _wait_for(self, name, seconds)
+
+
+@task(name="shop.wait_once", max_attempts=1)
+def wait_once(self: Any, name: str, seconds: float = 30.0) -> str:
+    """Run until a file appears, in one attempt."""
+    return _wait_for(self, name, seconds)
 
 
 payments = Table(
@@ -145,20 +167,6 @@ def come_back(self: Any, at: str) -> None:
         raise Retry(when=datetime.fromisoformat(at))
 
 
-@task(name="shop.sleepy", time_limit=1)
-def sleepy(self: Any) -> None:
-    """Run into the hard time limit."""
-    note_run(self.request.id)
-    time.sleep(60)
-
-
-@task(name="shop.leave")
-def leave(self: Any) -> None:
-    """Leave the process, as a task should not."""
-    note_run(self.request.id)
-    sys.exit(1)
-
-
 @task(name="shop.pickled", serializer="pickle")
 def pickled(self: Any, values: Any) -> None:
     """Get what workers of this app do not accept."""
@@ -170,3 +178,6 @@ def bare(self: Any, value: Any = None) -> Any:
     """Be a task without the outbox."""
     note_run(self.request.id)
     return value
+
+
+endings.register(task, note_run)

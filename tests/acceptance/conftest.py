@@ -48,3 +48,6 @@ def system(
 
 
 on_rabbitmq = pytest.mark.parametrize("system", ["postgresql-rabbitmq"], indirect=True)
+
+#: Celery's pools; eventlet is deprecated.
+POOLS = ("prefork", "threads", "solo", "gevent")

@@ -153,18 +153,6 @@ def test_a_task_that_kills_its_process_each_time_is_quarantined_after_three(
     eventually(lambda: system.depth("celery") == 0)
 
 
-@on_rabbitmq
-def test_the_hard_time_limit_ends_in_quarantine_after_three_attempts(system: System) -> None:
-    system.shop.sleepy.apply_async(task_id="sleepy")
-    system.dispatcher()
-    system.worker("-c", "1", pool="prefork")
-
-    job = system.reaches("sleepy", "quarantined", deadline=60)
-    assert (job.attempt, job.reason, system.runs("sleepy")) == (3, "time_limit", 3)
-    eventually(lambda: system.depth("outbox.quarantine") == 1)
-    eventually(lambda: system.depth("celery") == 0)
-
-
 @pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
 @on_rabbitmq
 def test_every_pool_runs_jobs_under_the_guard(system: System, pool: str) -> None:

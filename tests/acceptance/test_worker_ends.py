@@ -61,38 +61,6 @@ def test_a_revoked_job_is_cancelled(system: System) -> None:
     assert system.runs("unwanted") == 0
 
 
-@on_rabbitmq
-def test_a_running_job_that_is_revoked_with_its_process_does_not_come_back(
-    system: System,
-) -> None:
-    system.shop.wait_for.apply_async(("never",), task_id="unwanted")
-    system.dispatcher()
-    system.worker("-c", "1", pool="prefork")
-    system.reaches("unwanted", "running")
-
-    system.shop.app.control.revoke("unwanted", terminate=True)
-
-    system.reaches("unwanted", "cancelled")
-    system.shop.add.apply_async((1, 2), task_id="next")
-    system.reaches("next", "succeeded")
-    assert (system.job("unwanted").state, system.runs("unwanted")) == ("cancelled", 1)
-
-
-@pytest.mark.parametrize("pool", ["threads", "prefork"])
-@on_rabbitmq
-def test_a_body_that_leaves_its_process_is_quarantined_in_the_end(
-    system: System, pool: str
-) -> None:
-    system.shop.leave.apply_async(task_id="leaver")
-    system.dispatcher()
-    system.worker("-c", "2", pool=pool)
-
-    job = system.reaches("leaver", "quarantined")
-    assert (job.attempt, system.runs("leaver")) == (3, 3)
-    system.shop.add.apply_async((1, 2), task_id="next")
-    system.reaches("next", "succeeded")
-
-
 def test_a_payload_that_workers_do_not_accept_is_quarantined(system: System) -> None:
     system.shop.pickled.apply_async(({1, 2},), task_id="pickled")
     system.dispatcher()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerTerminate
+from greenlet import GreenletExit
 from sqlalchemy.exc import OperationalError
 
 from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
+from celery_outbox.execute import celery_versions
 from celery_outbox.execute import guard as guarding
 from celery_outbox.store import job as jobs
 from tests.factories import Database, make_stock_app, open_outbox
@@ -187,14 +190,65 @@ def test_a_retry_raised_by_hand_comes_back_when_it_said(outbox, recorded):
     assert abs(recorded.job("job-1").available_at - when) < timedelta(minutes=1)
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), CancelledError()])
 def test_a_body_that_leaves_the_process_is_counted_and_tried_again(outbox, recorded, error):
+    task = add_task(outbox.app, raising(error))
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "RETRY"
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt) == ("retrying", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(SystemExit(1), "SystemExit"), (WorkerTerminate(1), "worker_stopped")],
+)
+def test_what_must_leave_the_process_is_counted_and_leaves_it(
+    outbox, recorded, monkeypatch, error, code
+):
+    monkeypatch.setattr(celery_versions, "in_pool_process", lambda: True)
     task = add_task(outbox.app, raising(error))
     task.apply_async(task_id="job-1")
     with pytest.raises(type(error)):
         deliver(task, "job-1")
     job = recorded.job("job-1")
-    assert (job.state, job.attempt) == ("retrying", 1)
+    assert (job.state, job.attempt, job.error_code) == ("retrying", 1, code)
+
+
+def test_a_greenlet_that_is_killed_while_it_claims_gives_the_message_back(
+    outbox, recorded, monkeypatch
+):
+    task = add_task(outbox.app)
+    task.apply_async(task_id="job-1")
+    with monkeypatch.context() as patch:
+        patch.setattr(guarding.jobs, "lock", raising(GreenletExit()))
+        assert deliver(task, "job-1") == "REJECTED"
+    assert again(task, "job-1") == "SUCCESS"
+    assert recorded.job("job-1").attempt == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), MemoryError(), Reject("x", requeue=True)])
+def test_what_a_hook_raises_after_the_success_brings_the_message_back_once(outbox, recorded, error):
+    def leave(self, *args):
+        raise error
+
+    task = add_task(outbox.app, lambda: "done", on_success=leave)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "REJECTED"
+    assert again(task, "job-1") in ("IGNORED", "FAILURE")
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, job.deliveries) == ("succeeded", 1, 2)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), MemoryError()])
+def test_what_before_start_raises_is_counted_whatever_it_is(outbox, recorded, error):
+    def leave(self, *args):
+        raise error
+
+    task = add_task(outbox.app, before_start=leave, max_attempts=1)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "FAILURE"
+    assert recorded.job("job-1").state == "quarantined"
 
 
 def test_self_retry_goes_on_with_what_it_sent(outbox, recorded):
@@ -493,3 +547,12 @@ def test_a_task_with_the_base_class_alone_brings_its_steps_to_the_worker():
 def test_an_option_that_does_not_exist_yet_is_refused(outbox, option):
     with pytest.raises(Exception, match=f"does not have {option}"):
         add_task(outbox.app, **{option: True})
+
+
+def test_options_that_would_lose_jobs_are_overruled_and_the_log_says_so(outbox, caplog):
+    task = add_task(outbox.app, acks_late=False, reject_on_worker_lost=True)
+    assert {name: getattr(task, name) for name in celery_versions.FIXED_OPTIONS} == dict(
+        celery_versions.FIXED_OPTIONS
+    )
+    told = [record.outbox_option for record in caplog.records if hasattr(record, "outbox_option")]
+    assert told == ["acks_late", "reject_on_worker_lost"]

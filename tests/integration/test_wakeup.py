@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from celery_outbox.dispatch import wakeup as waking
-from celery_outbox.dispatch.wakeup import Listening, open_wakeup
+from celery_outbox.dispatch.wakeup import Listening, Polling, open_wakeup
 from celery_outbox.store.engine import open_engine
 from celery_outbox.store.notification import notify
 from tests.proxy import Proxy
@@ -21,6 +21,12 @@ from tests.watchdog import Watchdog
 CHANNEL = "outbox.test"
 #: Longer than any test waits.
 LONG = 300.0
+
+
+@pytest.fixture(params=["psycopg2", "psycopg"])
+def url(request: pytest.FixtureRequest, postgresql_installed_url: str) -> str:
+    """A PostgreSQL database, by each driver that can listen."""
+    return postgresql_installed_url.replace("+psycopg2", f"+{request.param}")
 
 
 @pytest.fixture
@@ -59,8 +65,8 @@ def listens(listening: Listening) -> bool:
     return listening._listens
 
 
-def test_a_commit_ends_a_wait(postgresql_installed_url, engine_for):
-    engine = engine_for(postgresql_installed_url)
+def test_a_commit_ends_a_wait(url, engine_for):
+    engine = engine_for(url)
     listening = Listening(engine, CHANNEL)
     listening.start()
     eventually(lambda: listens(listening))
@@ -72,8 +78,8 @@ def test_a_commit_ends_a_wait(postgresql_installed_url, engine_for):
     listening.close()
 
 
-def test_a_stop_ends_a_wait(postgresql_installed_url, engine_for):
-    listening = Listening(engine_for(postgresql_installed_url), CHANNEL)
+def test_a_stop_ends_a_wait(url, engine_for):
+    listening = Listening(engine_for(url), CHANNEL)
     listening.start()
     eventually(lambda: listens(listening))
     listening.set()
@@ -84,9 +90,9 @@ def test_a_stop_ends_a_wait(postgresql_installed_url, engine_for):
 
 
 def test_a_wait_ends_when_it_began_to_listen_again_since_something_may_have_been_missed(
-    postgresql_installed_url, engine_for
+    url, engine_for
 ):
-    engine = engine_for(postgresql_installed_url)
+    engine = engine_for(url)
     listening = Listening(engine, CHANNEL)
     listening.start()
     eventually(lambda: listens(listening))
@@ -144,13 +150,13 @@ def test_through_a_pooler_that_swaps_connections_it_polls_and_says_so_once(
 
 
 def test_a_wake_up_that_has_died_silently_is_noticed_and_replaced(
-    postgresql_installed_url, engine_for, proxy_to: Callable[[str], Proxy], caplog, monkeypatch
+    url, engine_for, proxy_to: Callable[[str], Proxy], caplog, monkeypatch
 ):
     monkeypatch.setattr(waking, "PROBE_TIMEOUT", 0.5)
     monkeypatch.setattr(waking, "PROBE_INTERVAL", 0.1)
-    direct = engine_for(postgresql_installed_url)
-    proxy = proxy_to(postgresql_installed_url)
-    listening = Listening(engine_for(proxy.url_for(postgresql_installed_url)), CHANNEL)
+    direct = engine_for(url)
+    proxy = proxy_to(url)
+    listening = Listening(engine_for(proxy.url_for(url)), CHANNEL)
     listening.start()
     eventually(lambda: listens(listening))
     # What it is told comes over another way, as the first gives no sign of life.
@@ -164,3 +170,9 @@ def test_a_wake_up_that_has_died_silently_is_noticed_and_replaced(
     listening.wait(LONG)
     assert time.monotonic() - began < LONG
     listening.close()
+
+
+def test_without_listen_it_polls(url, engine_for):
+    wakeup = open_wakeup(engine_for(url), CHANNEL, notify=False)
+    assert type(wakeup) is Polling
+    wakeup.close()
