@@ -15,6 +15,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -412,14 +413,22 @@ class Attempt:
             raise Reject(error_code(error), requeue=True) from error
 
     def _write_end(self, end: State, write: Write) -> bool:
+        runs = 0
+
+        def counted(connection: Connection) -> bool:
+            nonlocal runs
+            runs += 1
+            return write(connection)
+
         try:
-            return self.guard.settle(str(end), write)
+            took = self.guard.settle(str(end), counted)
         except SoftTimeLimitExceeded:
             # The signal came in the middle of the write, which may or may not be committed.
             # Celery sends it once, and the lease token makes a second write harmless.
-            return self.guard.settle(str(end), write) or self.guard.has_ended(
-                self.job.id, self.lease.token, end
-            )
+            took = self.guard.settle(str(end), counted)
+        # A write that was made again, because the answer to its commit was lost, changes nothing
+        # where the first one was committed.
+        return took or (runs > 1 and self.guard.has_ended(self.job.id, self.lease.token, end))
 
     def _lose(self) -> Ignore:
         """The lease was lost: another attempt owns the job, this one has no say."""

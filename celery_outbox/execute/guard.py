@@ -160,9 +160,10 @@ class Guard:
                 job_id=delivery.job_id, task=task.name, problem="its id is unusable"
             )
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
+        before: list[Job] = []
         try:
             decision, job = self._patiently(
-                "claim", lambda connection: self._claim(connection, task, delivery, call)
+                "claim", lambda connection: self._claim(connection, task, delivery, call, before)
             )
         except (EncodeError, InvalidResultKey) as error:
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
@@ -238,14 +239,26 @@ class Guard:
         )
 
     def _claim(
-        self, connection: Connection, task: Task, delivery: Delivery, call: Call
+        self,
+        connection: Connection,
+        task: Task,
+        delivery: Delivery,
+        call: Call,
+        before: list[Job],
     ) -> tuple[Decision, Job | None]:
-        """Decide what to do with a delivery and write it down; one transaction."""
+        """Decide what to do with a delivery and write it down; one transaction.
+
+        Arguments:
+            before: the job as earlier runs for this delivery have claimed it; this one adds to it.
+        """
         if not delivery.is_claim_check:
             adoption.adopt(connection, self, task, delivery, call)
         job = jobs.lock(connection, self.tables, delivery.job_id)
         if job is None:
             return Unknown(), None
+        if any(_is_same_claim(job, earlier) for earlier in before):
+            # It was committed, and the answer to the commit was lost.
+            return Run(), job
         decision = decide(
             job.facts,
             same_task=job.task == task.name,
@@ -285,7 +298,10 @@ class Guard:
             note_foreign(connection, self, foreign, job, taken, str(taken))
         else:
             transitions.count_delivery(connection, self.tables, job, event="duplicate", actor=actor)
-        return decision, jobs.get(connection, self.tables, job.id)
+        after = jobs.get(connection, self.tables, job.id)
+        if isinstance(decision, Run) and after is not None:
+            before.append(after)
+        return decision, after
 
     def _attempt(self, task: Task, decision: Decision, job: Job) -> Attempt:
         attempt = Attempt(self, task, job, _lease(job) or _no_lease(job))
@@ -385,6 +401,17 @@ class Guard:
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
+
+
+def _is_same_claim(job: Job, claimed: Job) -> bool:
+    """Whether a claim still holds; the start tells it from one of another pool process."""
+    return (
+        job.state is State.RUNNING
+        and (job.lease_token, job.leased_by, job.started_at)
+        == (claimed.lease_token, claimed.leased_by, claimed.started_at)
+        and job.leased_until is not None
+        and job.leased_until > job.now
+    )
 
 
 def _lease(job: Job) -> Lease | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from asyncio import CancelledError
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import psycopg2
 import pytest
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerTerminate
@@ -17,6 +19,7 @@ from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
 from celery_outbox.execute import celery_versions
 from celery_outbox.execute import guard as guarding
 from celery_outbox.store import job as jobs
+from celery_outbox.store import transitions
 from tests.factories import Database, make_stock_app, open_outbox
 from tests.integration.delivering import add_task, again, deliver, deliver_stock, raising
 
@@ -493,8 +496,6 @@ def test_a_late_settle_changes_nothing(outbox, recorded):
 
     def steal(connection, tables):
         job = jobs.lock(connection, tables, "job-1")
-        from celery_outbox.store import transitions
-
         assert transitions.claim(connection, tables, job, actor="other", lease=60.0)
 
     task.apply_async(task_id="job-1")
@@ -556,3 +557,93 @@ def test_options_that_would_lose_jobs_are_overruled_and_the_log_says_so(outbox, 
     )
     told = [record.outbox_option for record in caplog.records if hasattr(record, "outbox_option")]
     assert told == ["acks_late", "reject_on_worker_lost"]
+
+
+# -- the answer to a commit is lost ----------------------------------------------------
+
+
+@pytest.fixture
+def lose_answer(outbox: Outbox) -> Iterator[Callable[[], None]]:
+    """Makes the next commit on PostgreSQL one that the server makes and nobody hears of."""
+    commit, armed = outbox.engine.dialect.do_commit, []
+
+    def unheard(connection: Any) -> None:
+        commit(connection)
+        if armed:
+            armed.clear()
+            connection.close()
+            raise psycopg2.OperationalError("server closed the connection unexpectedly")
+
+    outbox.engine.dialect.do_commit = unheard
+    yield lambda: armed.append(True)
+    outbox.engine.dialect.do_commit = commit
+    assert not armed
+
+
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("error", "state", "seen"),
+    [
+        (None, "succeeded", "SUCCESS"),
+        (ConnectionError(), "retrying", "RETRY"),
+        (PermanentError(), "quarantined", "FAILURE"),
+    ],
+)
+def test_an_end_that_was_committed_unheard_is_this_attempt_s_end(
+    outbox, recorded, lose_answer, error, state, seen
+):
+    # Taken for another's, the callbacks would never be sent, and the message never rejected.
+    letter = add_task(outbox.app, name="shop.letter")
+
+    def body() -> None:
+        lose_answer()
+        if error is not None:
+            raise error
+
+    task = add_task(outbox.app, body, retry_policy=AT_ONCE)
+    task.apply_async(task_id="job-1", link=letter.si())
+    assert deliver(task, "job-1") == seen
+    assert recorded.job("job-1").state == state
+    assert "stale" not in recorded.events("job-1")
+    assert len(outbox.control.find(task="shop.letter")) == (state == "succeeded")
+
+
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+def test_a_claim_that_was_committed_unheard_is_this_delivery_s_claim(outbox, recorded, lose_answer):
+    task = add_task(outbox.app, lambda: "done", max_attempts=1)
+    task.apply_async(task_id="job-1")
+    lose_answer()
+    assert deliver(task, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, job.deliveries) == ("succeeded", 1, 1)
+    assert recorded.events("job-1") == ["recorded", "claimed", "succeeded"]
+
+
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+def test_a_claim_of_another_process_of_the_worker_is_not_taken_for_one_s_own(
+    outbox, recorded, monkeypatch
+):
+    task = add_task(outbox.app, lambda: "done")
+    task.apply_async(task_id="job-1")
+    claim, rolled_back = outbox.guard._claim, []
+
+    def overtaken(connection: Any, *arguments: Any) -> Any:
+        done = claim(connection, *arguments)
+        if not rolled_back:
+            rolled_back.append(done)
+            connection.rollback()
+            # The same worker, the same token: only not the same claim.
+            worker = {"actor": outbox.worker_id, "lease": 60.0}
+            recorded.do(transitions.claim, recorded.job("job-1"), **worker)
+            raise OperationalError("", {}, SerializationFailure())
+        return done
+
+    monkeypatch.setattr(outbox.guard, "_claim", overtaken)
+    assert deliver(task, "job-1") == "IGNORED"
+    assert recorded.events("job-1") == ["recorded", "claimed", "deferred"]
+
+
+class SerializationFailure(Exception):
+    """As a driver raises it."""
+
+    pgcode = "40001"
