@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -34,20 +34,20 @@ class Limits:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._watched: dict[object, tuple[float, int]] = {}
+        self._watched: dict[object, tuple[float, Socket]] = {}
         self._thread: threading.Thread | None = None
         self._sleeping = False
 
     @contextmanager
     def at_most(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Cut ``connection`` when this block takes longer than ``seconds``."""
-        handle = _socket_of(connection)
-        if handle is None:
+        found = _socket_of(connection)
+        if found is None:
             yield
             return
         key = object()
         with self._changed:
-            self._watched[key] = (time.monotonic() + seconds, handle)
+            self._watched[key] = (time.monotonic() + seconds, found)
             self._wake()
         try:
             yield
@@ -56,7 +56,7 @@ class Limits:
                 self._watched.pop(key, None)
 
     def _wake(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="outbox-limits", daemon=True)
             # Not when the interpreter is about to end.
             with contextlib.suppress(RuntimeError):
@@ -67,8 +67,8 @@ class Limits:
 
     def _run(self) -> None:
         idle_since = time.monotonic()
-        with self._changed:
-            while True:
+        while True:
+            with self._changed:
                 now = time.monotonic()
                 if self._watched:
                     idle_since = now
@@ -76,26 +76,49 @@ class Limits:
                 self._changed.wait(None if self._sleeping else TICK)
                 if self._sleeping:
                     idle_since = time.monotonic()
-                self._cut_overdue()
-
-    def _cut_overdue(self) -> None:
-        now = time.monotonic()
-        for key, (deadline, handle) in list(self._watched.items()):
-            if now >= deadline:
-                # The connection is in its block, and so open: the number is still its socket's.
-                del self._watched[key]
+                    self._sleeping = False
+                cut = self._cut_overdue()
+            # Without the lock: whatever takes the log may use the database, and wait for it.
+            for _ in range(cut):
                 log_event(logger, logging.ERROR, "outbox.database_silent")
-                _shut_down(handle)
+
+    def _cut_overdue(self) -> int:
+        now = time.monotonic()
+        overdue = [key for key, (deadline, _) in self._watched.items() if now >= deadline]
+        return sum(_shut_down(self._watched.pop(key)[1]) for key in overdue)
 
 
-def _socket_of(connection: Connection) -> int | None:
-    """The file descriptor of the connection's socket, where its driver tells it."""
+class Socket(NamedTuple):
+    """A socket of this process: a number is given to another one when it is closed, so what it
+    stood for tells them apart."""
+
+    number: int
+    identity: tuple[int, int]
+
+
+def _socket_of(connection: Connection) -> Socket | None:
+    """The connection's socket, where its driver tells it; ``None``: it has none, or not any more."""
     driver: Any = connection.connection.dbapi_connection
     fileno = getattr(driver, "fileno", None)
-    return None if fileno is None else int(fileno())
+    if fileno is None:
+        return None
+    try:
+        number = int(fileno())
+        return Socket(number, _identity(number))
+    except Exception:  # a closed connection: each driver has an error of its own for it
+        return None
 
 
-def _shut_down(handle: int) -> None:
-    # A copy is closed afterwards; the driver's own stays the driver's.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(handle)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+def _identity(number: int) -> tuple[int, int]:
+    found = os.fstat(number)
+    return found.st_dev, found.st_ino
+
+
+def _shut_down(found: Socket) -> bool:
+    """Whether the socket was there to be shut down."""
+    # A copy, which stays what it is while it is looked at; the driver's own stays the driver's.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(found.number)) as copy:
+        if _identity(copy.fileno()) == found.identity:
+            copy.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
