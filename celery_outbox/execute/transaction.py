@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, event
@@ -40,6 +40,9 @@ class BodyTransaction:
         self._tables = guard.tables
         self._limit = guard.database.limit
         self._committing = False
+        if not session.in_transaction():
+            # A session that does not begin by itself (autobegin=False).
+            session.begin()
         connection = self._connection()
         if is_autocommit(connection):
             remedy = "its connections are in autocommit, so nothing can be committed together"
@@ -59,8 +62,9 @@ class BodyTransaction:
                 it was committed is not known.
         """
         try:
+            # What the body wrote takes as long as it takes, like the body.
+            self.session.flush()
             with self._limit(self._connection()):
-                self.session.flush()
                 if not write(self._connection()):
                     self.rollback()
                     return False
@@ -73,17 +77,20 @@ class BodyTransaction:
     def rollback(self) -> None:
         """Undo what the body did. Harmless when repeated."""
         # A connection that is gone has undone it.
-        with contextlib.suppress(SQLAlchemyError):
+        with contextlib.suppress(SQLAlchemyError), self._bounded():
             self.session.rollback()
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Refuse, in this block, a commit by the body; roll back at its end what is left."""
+        connection = self._connection()
         event.listen(self.session, "before_commit", self._refuse_commit)
+        event.listen(connection, "commit", self._refuse_commit_below)
         try:
             yield
         finally:
             event.remove(self.session, "before_commit", self._refuse_commit)
+            event.remove(connection, "commit", self._refuse_commit_below)
             self.rollback()
 
     def _commit(self) -> None:
@@ -93,6 +100,11 @@ class BodyTransaction:
         finally:
             self._committing = False
 
+    def _bounded(self) -> AbstractContextManager[Any]:
+        if self.session.in_transaction() and self.session.is_active:
+            return self._limit(self._connection())
+        return nullcontext()
+
     def _connection(self) -> Connection:
         # A session with several binds knows by the table which database is meant.
         return self.session.connection(bind_arguments={"clause": self._tables.job})
@@ -100,4 +112,9 @@ class BodyTransaction:
     def _refuse_commit(self, session: Any) -> None:
         # The end of a savepoint comes here, too.
         if not self._committing and not session.in_nested_transaction():
+            raise CommitInBody(job_id=self.job_id, task=self._task)
+
+    def _refuse_commit_below(self, connection: Connection) -> None:
+        # By session.connection().commit(), past the session.
+        if not self._committing:
             raise CommitInBody(job_id=self.job_id, task=self._task)

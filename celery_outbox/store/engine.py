@@ -129,6 +129,10 @@ def begin_immediate(connection: Connection) -> None:
 
 def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of this connection is a transaction of its own."""
+    driver: Any = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite" and getattr(driver, "autocommit", False) is True:
+        # Its owner has told the driver, and SQLAlchemy knows nothing of it.
+        return True
     level = connection.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(connection.dialect, "_on_connect_isolation_level", None)

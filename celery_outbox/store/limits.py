@@ -97,7 +97,7 @@ class Socket(NamedTuple):
 
 
 def _socket_of(connection: Connection) -> Socket | None:
-    """The connection's socket, where its driver tells it; ``None``: it has none, or not any more."""
+    """The connection's socket, where its driver tells it; ``None``: there is none, or no more."""
     driver: Any = connection.connection.dbapi_connection
     fileno = getattr(driver, "fileno", None)
     if fileno is None:

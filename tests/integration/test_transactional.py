@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
-from sqlalchemy import Column, Integer, MetaData, String, Table, event, func, insert, select
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    event,
+    func,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 
 from celery_outbox import (
     ConfigurationError,
@@ -23,6 +36,7 @@ from celery_outbox import (
     RetryPolicy,
     TransactionOver,
 )
+from celery_outbox.store.engine import open_engine
 from tests.factories import Database, make_app, open_outbox, return_nothing
 from tests.integration.delivering import add_task, again, deliver
 
@@ -39,12 +53,21 @@ payments = Table(
 )
 
 
+@registry().mapped
+class Payment:
+    """A row of it."""
+
+    __table__ = payments
+
+
 @pytest.fixture(autouse=True)
-def table(outbox: Outbox) -> Iterator[None]:
+def table(request: pytest.FixtureRequest) -> Iterator[None]:
     """The application's own table, beside the outbox's."""
-    payments.metadata.create_all(outbox.engine)
-    yield
-    payments.metadata.drop_all(outbox.engine)
+    only = "postgresql_installed_url" if "installed_url" not in request.fixturenames else ""
+    with open_outbox(request.getfixturevalue(only or "installed_url"), init=False) as outbox:
+        payments.metadata.create_all(outbox.engine)
+        yield
+        payments.metadata.drop_all(outbox.engine)
 
 
 @pytest.fixture
@@ -456,3 +479,102 @@ def test_without_a_transaction_there_is_no_session(outbox):
 def test_transactional_must_be_a_truth_value(outbox):
     with pytest.raises(ConfigurationError, match="transactional of task"):
         transactional(outbox, pay, transactional="yes")
+
+
+@contextmanager
+def configured(url: str, engine: Engine | None = None, **options: Any) -> Iterator[tuple]:
+    """An outbox with a session of the application's, and a task's two helpers."""
+    with open_outbox(url, init=False) as plain:
+        current = scoped_session(sessionmaker(engine or plain.engine, **options))
+        app = make_app(outbox_database_url=url, result_backend="cache+memory://")
+        outbox = Outbox(app, session=current)
+        try:
+            yield outbox, current, Database(plain.engine, plain.tables)
+        finally:
+            current.remove()
+            outbox.engine.dispose()
+
+
+def record(recorded: Database, task: Any, job_id: str) -> None:
+    with recorded.engine.begin() as connection:
+        task.apply_async(task_id=job_id, session=connection)
+
+
+def test_a_configured_session_that_does_not_begin_by_itself_is_begun(installed_url, letter):
+    with configured(installed_url, autobegin=False) as (outbox, current, recorded):
+        task = transactional(
+            outbox, lambda self: current.execute(insert(payments).values(job="job-1")) and None
+        )
+        record(recorded, task, "job-1")
+        deliver(task, "job-1")
+        assert (outbox.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+
+
+def test_a_driver_in_autocommit_is_refused_before_the_body(postgresql_installed_url):
+    engine = open_engine(postgresql_installed_url)
+
+    @event.listens_for(engine, "connect")
+    def leave_transactions_alone(driver: Any, record: Any) -> None:
+        driver.autocommit = True
+
+    with configured(postgresql_installed_url, engine) as (outbox, current, recorded):
+        task = transactional(
+            outbox, lambda self: current.execute(insert(payments).values(job="job-1"))
+        )
+        record(recorded, task, "job-1")
+        deliver(task, "job-1")
+        job = recorded.job("job-1")
+        assert (job.error_code, paid(outbox)) == ("celery_outbox.exceptions.UnusableSession", 0)
+    engine.dispose()
+
+
+def test_a_commit_past_the_session_is_refused_too(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        pay(self)
+        self.session.connection().commit()
+
+    task = transactional(outbox, body)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    job = recorded.job("job-1")
+    assert (job.state, paid(outbox)) == ("quarantined", 0)
+    assert job.error_code == "celery_outbox.exceptions.CommitInBody"
+    assert recorded.messages("letter-job-1") == []
+
+
+def test_what_the_body_left_to_be_flushed_may_take_its_time(postgresql_installed_url):
+    def body(self: Any) -> None:
+        self.session.add(Payment(job="job-1"))
+        event.listen(self.session, "before_flush", take_time)
+
+    def take_time(session: Session, *rest: Any) -> None:
+        session.execute(text("SELECT pg_sleep(1.5)"))
+
+    url = postgresql_installed_url
+    with open_outbox(url, init=False, outbox_database_timeout=0.5) as outbox:
+        outbox.app.conf.result_backend = "cache+memory://"
+        task = transactional(outbox, body, retry_policy=RetryPolicy(1))
+        task.apply_async(task_id="job-1")
+        deliver(task, "job-1")
+        assert (outbox.job("job-1").state, paid(outbox)) == ("succeeded", 1)
+
+
+def test_a_failed_body_does_not_wait_for_a_silent_database_for_ever(
+    postgresql_installed_url, proxy_to
+):
+    proxy = proxy_to(postgresql_installed_url)
+    url = proxy.url_for(postgresql_installed_url) + "?connect_timeout=2"
+
+    def body(self: Any) -> None:
+        self.session.execute(select(1))
+        proxy.stall()
+        raise ConnectionError
+
+    settings = {"outbox_database_timeout": 0.5, "outbox_settle_timeout": 1.0}
+    with open_outbox(url, init=False, **settings) as outbox:
+        outbox.app.conf.result_backend = "cache+memory://"
+        task = transactional(outbox, body)
+        task.apply_async(task_id="job-1")
+        assert deliver(task, "job-1") == "REJECTED"
+        proxy.resume()
+        assert outbox.job("job-1").state == "running"
