@@ -34,8 +34,9 @@ def end_lost(
     kills its process that early must come to an end like any other.
 
     Arguments:
-        attempts_before: attempts that the job had when its message was published; with more
-            now, the process has claimed the job, and what the row says is its end.
+        attempts_before: attempts that the job had when its message was published. With one more
+            now, the process has claimed the job; with more than that, another attempt may have
+            it, in this worker too, and what the row says stands.
 
     Returns:
         The job afterwards, whoever ended the attempt; ``None``: there is no such job.
@@ -45,12 +46,15 @@ def end_lost(
         job = jobs.lock(connection, guard.tables, job_id)
         if job is None or job.task != task.name:
             return job
+        lost = job.attempt == attempts_before + 1
         if job.state in WAITING_STATES and job.attempt <= attempts_before:
-            transitions.claim(
-                connection, guard.tables, job, actor=guard.worker_id(), lease=guard.config.lease
+            lost = bool(
+                transitions.claim(
+                    connection, guard.tables, job, actor=guard.worker_id(), lease=guard.config.lease
+                )
             )
             job = jobs.get(connection, guard.tables, job_id)
-        if job is not None and job.leased_by == guard.worker_id():
+        if lost and job is not None and job.leased_by == guard.worker_id():
             _follow(connection, guard, task, job, reason)
             job = jobs.get(connection, guard.tables, job_id)
         return job
