@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, delete, update
+from sqlalchemy import Connection, delete, select, update
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
@@ -43,8 +43,10 @@ def beat(
     if not job_ids:
         return 0
     job = tables.job
-    statement = (
-        update(job)
+    # One job that is being ended, by a process that is frozen or a commit that takes long, must not
+    # hold the beat up for all the others. Nor does anybody take a job whose row is locked.
+    free = (
+        select(job.c.id)
         .where(
             job.c.id.in_(sorted(job_ids)),
             job.c.leased_by == worker_id,
@@ -52,8 +54,9 @@ def beat(
             # the job is another's, or runs no more.
             job.c.state == str(State.RUNNING),
         )
-        .values(leased_until=db_after(lease))
+        .with_for_update(skip_locked=True)
     )
+    statement = update(job).where(job.c.id.in_(free)).values(leased_until=db_after(lease))
     return int(connection.execute(statement).rowcount)
 
 
