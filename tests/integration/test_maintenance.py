@@ -6,16 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
+from sqlalchemy.exc import OperationalError
 
 from celery_outbox import RetryPolicy
 from celery_outbox.core.states import State
 from celery_outbox.operate import maintenance as maintaining
 from celery_outbox.operate.maintenance import Maintained, Maintenance
+from celery_outbox.store import job as jobs
 from celery_outbox.store import locks
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.database import Database as Store
 from tests.factories import Database
+from tests.wait import eventually
 
 
 @pytest.fixture
@@ -128,3 +131,36 @@ def test_a_lock_is_not_released_by_one_that_does_not_hold_it(database):
     assert database.do(locks.release, "door", holder="a")
     assert database.do(locks.holder_of, "door") is None
     assert database.do(locks.hold, "door", holder="b", ttl=60)
+
+
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+def test_nobody_waits_for_one_that_is_frozen_while_it_takes_the_lock(database, make):
+    database.do(locks.hold, locks.MAINTENANCE, holder="gone", ttl=60)
+    lapse(database)
+    put_lost_job(database, "job-1")
+    with database.engine.connect() as frozen, frozen.begin() as transaction:
+        assert locks.hold(frozen, database.tables, locks.MAINTENANCE, holder="frozen", ttl=60)
+        with database.engine.begin() as connection:
+            # Whoever waits fails.
+            connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+            name = locks.MAINTENANCE
+            assert not locks.hold(connection, database.tables, name, holder="other", ttl=60)
+            assert not locks.release(connection, database.tables, name, holder="gone")
+        transaction.rollback()
+    assert make().run().rescued == 1
+
+
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+def test_what_a_frozen_holder_has_locked_is_free_after_its_time(database, make):
+    put_lost_job(database, "job-1")
+    database.do(locks.hold, locks.MAINTENANCE, holder="frozen", ttl=0.5)
+    with database.engine.connect() as frozen:
+        assert locks.hold(frozen, database.tables, locks.MAINTENANCE, holder="frozen", ttl=0.5)
+        assert [job.id for job in jobs.lock_expired(frozen, database.tables, 10)] == ["job-1"]
+        other = make()
+        eventually(lambda: other.run().rescued == 1)
+        with pytest.raises(OperationalError):
+            frozen.execute(text("SELECT 1"))
+    with database.engine.connect() as connection:
+        # Of the transactions of the maintenance alone.
+        assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "0"
