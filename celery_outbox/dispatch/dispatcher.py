@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import random
 import threading
@@ -130,6 +131,8 @@ class Dispatcher:
         """
         backoff = Backoff(FIRST_PAUSE, self._config.backoff_max)
         maintain_at = time.monotonic()
+        #: When the database last answered; before the first answer it may have been away for long.
+        answered_at = -math.inf
         self._wakeup = open_wakeup(self._database.engine, self._tables.channel, self._config.notify)
         log_event(logger, logging.INFO, "outbox.dispatcher_started", dispatcher=self.name)
         try:
@@ -139,6 +142,7 @@ class Dispatcher:
                         maintain_at = time.monotonic() + self._config.maintenance_interval
                         self._maintenance.run(keep=True)
                     done = self.dispatch_batch()
+                    answered_at = time.monotonic()
                     if done.outage is None:
                         backoff.reset()
                         if done.claimed == 0:
@@ -149,9 +153,11 @@ class Dispatcher:
                     raise
                 except SQLAlchemyError as error:
                     trouble = error
-                    if is_transient(error):
+                    silent = time.monotonic() - answered_at
+                    if is_transient(error) and silent >= self._config.heartbeat_interval:
                         # Workers could not tell that they live, either. Before their jobs are taken
-                        # back, they get the time of a lease for it.
+                        # back, they get the time of a lease for it. Not for each short trouble:
+                        # with one every now and then, no job would ever be taken back.
                         maintain_at = time.monotonic() + self._config.lease
                 except Exception as error:
                     # The rows come back when the dispatcher's lease ends; one that does this

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import psycopg2
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from celery_outbox import Outbox
-from celery_outbox.dispatch.dispatcher import Dispatcher
+from celery_outbox.dispatch.dispatcher import Dispatcher, Pass
 from celery_outbox.dispatch.publisher import Outcome, Report
 from celery_outbox.dispatch.wire import Wire
+from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.store import job as jobs
 from celery_outbox.store import messages, transitions
-from tests.factories import Database, add_task
+from tests.factories import Database, add_task, open_outbox
 
 
 class Broker:
@@ -180,6 +183,36 @@ def test_a_job_whose_time_is_over_is_not_published(
 
     assert broker.got == []
     assert outbox.job("late").state == "expired"
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_interval", "is_postponed"), [(15.0, False), (0.01, True)], ids=["short", "long"]
+)
+def test_only_trouble_that_silences_workers_postpones_the_maintenance(
+    installed_url: str, monkeypatch, heartbeat_interval: float, is_postponed: bool
+) -> None:
+    away = psycopg2.OperationalError("server closed the connection unexpectedly")
+    trouble = OperationalError("", {}, away)
+    batches = iter([None, trouble] * 3)
+    seen: list[str] = []
+
+    def batch() -> Pass:
+        step = next(batches, "end")
+        if step == "end":
+            dispatcher.stop()
+        elif step is not None:
+            seen.append("trouble")
+            raise trouble
+        return Pass()
+
+    settings = {"outbox_maintenance_interval": 0.01, "outbox_notify": False}
+    settings["outbox_heartbeat_interval"] = heartbeat_interval
+    with open_outbox(installed_url, init=False, **settings) as outbox:
+        monkeypatch.setattr(Maintenance, "run", lambda self, keep: seen.append("maintained"))
+        dispatcher = outbox.dispatcher()
+        monkeypatch.setattr(dispatcher, "dispatch_batch", batch)
+        dispatcher.run()
+    assert ("maintained" not in seen[seen.index("trouble") :]) is is_postponed
 
 
 def claim_job(connection, tables, job_id: str) -> int:
