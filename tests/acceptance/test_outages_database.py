@@ -16,6 +16,7 @@ from tests.acceptance.system import System
 from tests.processes import Processes
 from tests.proxy import Proxy
 from tests.servers.postgresql import Postgresql
+from tests.servers.rabbitmq import RabbitmqApi
 from tests.wait import eventually
 from tests.watchdog import Watchdog
 
@@ -57,7 +58,7 @@ def through(database: Proxy, system: System) -> dict[str, str]:
 
 
 def test_work_outlives_a_database_that_is_away_from_the_body_to_the_settle(
-    stoppable: System, own_postgresql: Postgresql
+    stoppable: System, own_postgresql: Postgresql, rabbitmq_api: RabbitmqApi
 ) -> None:
     system = stoppable
     system.shop.wait_for.apply_async(("go",), task_id="slow")
@@ -75,11 +76,13 @@ def test_work_outlives_a_database_that_is_away_from_the_body_to_the_settle(
     eventually(lambda: worker.log().count("outbox.heartbeat_failed") >= 2)
     eventually(lambda: "outbox.dispatch_paused" in dispatcher.log())
     # Unacknowledged, and not put back either.
+    eventually(lambda: rabbitmq_api.unacknowledged("celery") == 1)
     assert system.depth("celery") == 0
     own_postgresql.start_again()
 
     job = system.reaches("slow", "succeeded")
     assert (job.attempt, job.deliveries, system.runs("slow")) == (1, 1, 1)
+    eventually(lambda: rabbitmq_api.unacknowledged("celery") == 0)
     assert _result(system, "slow") == "go"
     assert sorted(system.events("slow")) == ["claimed", "published", "recorded", "succeeded"]
     # Pauses of 0.1 s that double up to 5 s: no more than these in the time that this took.
