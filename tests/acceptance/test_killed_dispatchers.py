@@ -52,7 +52,7 @@ def test_dispatchers_killed_in_a_drain_cost_a_message_per_row_in_flight_and_no_r
     copies = system.depth("celery") - JOBS
     assert 2 * BATCH <= copies <= 2 * BATCH + MIDDLE
 
-    system.worker("-c", "4", pool="threads")
+    system.worker()
     eventually(lambda: sum(_deliveries(system).values()) == JOBS + copies, deadline=120)
     eventually(lambda: system.depth("celery") == 0)
     assert max(_deliveries(system).values()) == 2

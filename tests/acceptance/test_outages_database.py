@@ -235,22 +235,32 @@ def test_a_worker_that_was_cut_off_past_its_lease_changes_nothing_any_more(
     assert system.depth("outbox.quarantine") == 0
 
 
-#: Raises a deadlock and a serialization failure in turn, the first times that the journal gets a
-#: line of a kind; every transition writes one. A sequence keeps its value through a rollback.
+#: Raises a deadlock and, at the commit, a serialization failure in turn, the first times that the
+#: journal gets a line of a kind; every transition writes one. A sequence keeps its value through a
+#: rollback.
 INJECTION = """
-CREATE FUNCTION fail_at_first() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     seen bigint := nextval('seen_' || NEW.event);
 BEGIN
     IF seen <= {times} AND seen % 2 = 1 THEN
         RAISE EXCEPTION 'injected' USING ERRCODE = '40P01';
-    ELSIF seen <= {times} THEN
-        RAISE EXCEPTION 'injected' USING ERRCODE = '40001';
     END IF;
     RETURN NEW;
 END $$;
-CREATE TRIGGER fail_at_first BEFORE INSERT ON outbox_event
-    FOR EACH ROW EXECUTE FUNCTION fail_at_first();
+CREATE FUNCTION not_serializable() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    seen bigint := currval('seen_' || NEW.event);
+BEGIN
+    IF seen <= {times} AND seen % 2 = 0 THEN
+        RAISE EXCEPTION 'injected' USING ERRCODE = '40001';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER deadlock BEFORE INSERT ON outbox_event
+    FOR EACH ROW EXECUTE FUNCTION deadlock();
+CREATE CONSTRAINT TRIGGER not_serializable AFTER INSERT ON outbox_event
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION not_serializable();
 """
 
 EVENTS = ("recorded", "published", "claimed", "retrying", "succeeded", "quarantined", "rescued")
@@ -294,6 +304,8 @@ def test_deadlocks_and_serialization_failures_are_tried_again_wherever_they_come
         for event in EVENTS:
             seen = connection.execute(text(f"SELECT last_value FROM seen_{event}")).scalar_one()
             assert seen > 6, f"{event} was never written after its failures"
+        running = "SELECT count(*) FROM outbox_job WHERE state = 'running'"
+        assert connection.execute(text(running)).scalar_one() == 0
     assert dispatcher.alive
 
 

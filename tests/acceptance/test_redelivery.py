@@ -140,9 +140,10 @@ def test_the_first_runs_result_stands_when_a_worker_ends_without_its_broker(
     eventually(lambda: "Warm shutdown" in ending.log())
     (system.folder / "go").touch()
     first = system.reaches("slow", "succeeded")
-    ending.wait(60)
     # It could not acknowledge: the broker has the message again.
     eventually(lambda: system.depth("celery") == 1)
+    # Celery 5.4 takes half a minute to end without its broker.
+    ending.kill()
     system.worker()
 
     eventually(lambda: "duplicate" in system.events("slow"))
