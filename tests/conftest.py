@@ -112,19 +112,30 @@ def rabbitmq_url(rabbitmq_api: RabbitmqApi) -> str:
 
 
 @pytest.fixture
-def blockable_vhost(
-    request: pytest.FixtureRequest, watchdog: Watchdog
-) -> Iterator[tuple[str, Callable[[float], None]]]:
-    """A virtual host of a server that nobody else uses now, and what sets its memory limit."""
-    # An alarm blocks the whole server, so one that others share will not do.
+def own_rabbitmq(request: pytest.FixtureRequest, watchdog: Watchdog) -> Iterator[Rabbitmq]:
+    """A server that nobody else uses now: what a test does to all of it disturbs no other."""
     shared = request.getfixturevalue("rabbitmq_server")
     server = shared if shared.is_private else Rabbitmq.start(watchdog, private=True)
-    name = _fresh_name()
-    yield server.create_vhost(name), server.limit_memory
-    server.limit_memory(0.4)
-    server.delete_vhost(name)
+    yield server
     if server is not shared:
         server.stop()
+
+
+@pytest.fixture
+def own_vhost(own_rabbitmq: Rabbitmq) -> Iterator[str]:
+    """The broker URL of an empty virtual host of ``own_rabbitmq``."""
+    name = _fresh_name()
+    yield own_rabbitmq.create_vhost(name)
+    own_rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture
+def blockable_vhost(
+    own_rabbitmq: Rabbitmq, own_vhost: str
+) -> Iterator[tuple[str, Callable[[float], None]]]:
+    """A virtual host, and what sets the memory limit of its server."""
+    yield own_vhost, own_rabbitmq.limit_memory
+    own_rabbitmq.limit_memory(0.4)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ class Proxy:
         self._listener: socket.socket | None = None
         self._connections: dict[asyncio.Task[None], socket.socket] = {}
         self._flowing = asyncio.Event()
+        self._answering = asyncio.Event()
         self._thread.start()
         self._run(self._listen())
 
@@ -64,6 +65,10 @@ class Proxy:
     def stall(self) -> None:
         """Accept connections, but forward nothing in either direction."""
         self._run(self._stall())
+
+    def withhold_answers(self) -> None:
+        """Forward what clients send, and nothing that servers answer."""
+        self._run(self._withhold())
 
     def resume(self) -> None:
         """Forward again, what arrived during a stall included."""
@@ -94,10 +99,16 @@ class Proxy:
             self._listener.setblocking(False)
             self._loop.add_reader(self._listener, self._accept, self._listener)
         self._flowing.set()
+        self._answering.set()
 
     async def _stall(self) -> None:
         await self._listen()
         self._flowing.clear()
+        self._answering.clear()
+
+    async def _withhold(self) -> None:
+        await self._listen()
+        self._answering.clear()
 
     async def _cut(self) -> None:
         if self._listener is not None:
@@ -129,8 +140,8 @@ class Proxy:
             server.setblocking(False)
             await self._loop.sock_connect(server, self._target)
             pumps = [
-                self._loop.create_task(self._pump(client, server)),
-                self._loop.create_task(self._pump(server, client)),
+                self._loop.create_task(self._pump(client, server, self._flowing)),
+                self._loop.create_task(self._pump(server, client, self._answering)),
             ]
             try:
                 # One side closing ends the connection: no protocol used here half-closes.
@@ -140,11 +151,13 @@ class Proxy:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    async def _pump(
+        self, source: socket.socket, target: socket.socket, flowing: asyncio.Event
+    ) -> None:
         while True:
-            await self._flowing.wait()
+            await flowing.wait()
             data = await self._loop.sock_recv(source, BUFFER)
             if not data:
                 return
-            await self._flowing.wait()
+            await flowing.wait()
             await self._loop.sock_sendall(target, data)

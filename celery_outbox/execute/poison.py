@@ -21,6 +21,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.examine import Fault, examine
 from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_foreign
+from celery_outbox.execute.overdue_ack import outlive_overdue_acks
 from celery_outbox.execute.unreadable import read_everything
 from celery_outbox.log import cause, log_event
 from celery_outbox.queues import declared_with_dead_letters, is_rabbitmq, queue_of
@@ -43,10 +44,11 @@ class KeepPoison(bootsteps.StartStopStep):
         self._has_warned = False
 
     def start(self, parent: Any) -> None:
-        """See to it that unreadable messages arrive, and warn about queues whose rejected and
-        dropped messages the broker does not keep. Celery makes the connection again when it
-        is lost."""
+        """See to it that neither unreadable messages nor a broker that will not wait end the
+        worker, and warn about queues whose rejected and dropped messages the broker does not
+        keep. Celery makes the connection again when it is lost."""
         read_everything(parent.connection)
+        outlive_overdue_acks(parent.connection)
         if not self._has_warned:
             self._has_warned = True
             warn_without_dead_letters(parent.app)

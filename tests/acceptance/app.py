@@ -146,6 +146,16 @@ def insist(self: Any) -> int:
     return self.request.retries
 
 
+@task(name="shop.wait_and_retry")
+def wait_and_retry(self: Any, name: str, seconds: float = 120.0) -> int:
+    """Run until a file appears, and then ask for a retry; the second time succeed."""
+    note_run(self.request.id)
+    if self.request.retries == 0:
+        wait(name, seconds)
+        raise self.retry(countdown=0.05)
+    return self.request.retries
+
+
 @task(
     name="shop.autoretry",
     autoretry_for=(ConnectionError,),

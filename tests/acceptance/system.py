@@ -153,10 +153,13 @@ class System:
             except (OperationalError, *connection.channel_errors):
                 return 0
 
-    def _is_overdue(self) -> bool:
+    def overdue(self) -> list[str]:
+        """The jobs whose message a worker on Redis has held past the visibility timeout."""
         with self.shop.app.connection_for_read() as connection, connection.channel() as channel:
             latest = time.time() - self._transport_options["visibility_timeout"]
-            return bool(channel.client.zrangebyscore(channel.unacked_index_key, 0, latest))
+            tags = channel.client.zrangebyscore(channel.unacked_index_key, 0, latest)
+            held = channel.client.hmget(channel.unacked_key, tags) if tags else []
+            return [json.loads(each)[0]["headers"]["id"] for each in held if each is not None]
 
     def take(self, queue: str) -> Any:
         """Take a message out of a queue, or ``None``."""
@@ -174,7 +177,7 @@ class System:
         such a thing; it moves a message away when it is read, so this moves it back.
         """
         if self.name.endswith("redis"):
-            eventually(self._is_overdue)
+            eventually(self.overdue)
             return
         processed = self._transport_options.get("processed_folder")
         if processed is None:

@@ -13,10 +13,12 @@ from celery import Celery
 from celery_outbox.dispatch.publisher import Outcome
 from celery_outbox.dispatch.wire import build
 from celery_outbox.execute.payload import decode_result
+from celery_outbox.queues import consumes_quorum_queues
 from celery_outbox.store import job as jobs
 from celery_outbox.store.messages import TASK, Message
 from tests.acceptance.conftest import on_rabbitmq
 from tests.acceptance.system import System
+from tests.servers.rabbitmq import RabbitmqApi
 from tests.wait import eventually
 
 
@@ -28,6 +30,22 @@ def test_self_retry_is_a_row_in_the_database(system: System) -> None:
     job = system.reaches("insist-1", "succeeded")
     assert (job.attempt, system.runs("insist-1")) == (6, 6)
     assert system.events("insist-1").count("retrying") == 5
+    eventually(lambda: system.depth("celery") == 0)
+
+
+@on_rabbitmq
+def test_retries_with_a_countdown_go_on_on_a_quorum_queue(
+    system: System, rabbitmq_api: RabbitmqApi
+) -> None:
+    system.shop.insist.apply_async(task_id="insist-1", countdown=0.05)
+    system.dispatcher()
+    system.worker()
+
+    job = system.reaches("insist-1", "succeeded")
+    assert (job.attempt, job.deliveries, system.runs("insist-1")) == (6, 6, 6)
+    # Celery 5.4 cannot consume the other kind.
+    kind = "quorum" if consumes_quorum_queues() else "classic"
+    assert rabbitmq_api.kind("celery") == kind
     eventually(lambda: system.depth("celery") == 0)
 
 
@@ -112,12 +130,17 @@ def test_a_plain_message_that_fails_is_retried_from_the_database(system: System)
 def test_a_cancelled_job_does_not_run(system: System) -> None:
     system.shop.add.apply_async((1, 2), task_id="unwanted")
     system.dispatcher("--once").wait()
-    system.outbox.control.cancel("unwanted")
+    system.shop.add.apply_async((1, 2), task_id="early")
+    for job_id in ("unwanted", "early"):
+        system.outbox.control.cancel(job_id)
+    system.dispatcher()
     system.worker()
 
     eventually(lambda: system.job("unwanted").deliveries == 1)
     eventually(lambda: system.depth("celery") == 0)
-    assert (system.job("unwanted").state, system.runs("unwanted")) == ("cancelled", 0)
+    for job_id in ("unwanted", "early"):
+        assert (system.job(job_id).state, system.runs(job_id)) == ("cancelled", 0)
+    assert (system.job("early").deliveries, system.job("early").published_at) == (0, None)
 
 
 def test_a_killed_pool_process_is_counted_and_another_attempt_follows(system: System) -> None:
@@ -148,6 +171,11 @@ def test_a_task_that_kills_its_process_each_time_is_quarantined_after_three(
 
     job = system.reaches("killer", "quarantined")
     assert (job.attempt, job.reason) == (3, "lost_worker")
+    assert _attempts(system, "killer") == [
+        *[("claimed", None), ("retrying", "lost_worker")] * 2,
+        ("claimed", None),
+        ("quarantined", "lost_worker"),
+    ]
     system.reaches("next", "succeeded")
     eventually(lambda: system.depth("outbox.quarantine") == 1)
     eventually(lambda: system.depth("celery") == 0)
@@ -196,6 +224,16 @@ def _publish_again(system: System, job_id: str) -> None:
     report = dispatcher._ready_publisher().publish([build(message, system.outbox.quarantine_queue)])
     dispatcher.close()
     assert report.outcomes == {0: Outcome.CONFIRMED}
+
+
+def _attempts(system: System, job_id: str) -> list[tuple[str, str | None]]:
+    """What the journal says of a job's attempts: the lines of workers, with their error codes."""
+    return [
+        (line.event, line.error_code)
+        for line in system.outbox.control.journal(job_id)
+        # A pool process that is killed at its time limit may say last that it has lost the lease.
+        if line.event not in ("recorded", "published", "stale")
+    ]
 
 
 def _plain_client(system: System) -> Celery:

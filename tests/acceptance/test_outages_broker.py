@@ -95,6 +95,35 @@ def test_a_copy_that_arrives_while_the_first_delivery_still_runs_is_not_run(
     _runs_the_next(system)
 
 
+@on_rabbitmq
+def test_a_retry_that_a_body_asks_for_without_a_broker_is_committed_and_runs_on_recovery(
+    system: System, broker: Proxy
+) -> None:
+    system.shop.wait_and_retry.apply_async(("go",), task_id="again")
+    dispatcher = system.dispatcher(**through(broker, system))
+    worker = system.worker("-c", "1", pool="prefork", **through(broker, system))
+    system.reaches("again", "running")
+    eventually(lambda: system.job("again").published_at is not None)
+
+    broker.cut()
+    (system.folder / "go").touch()
+    job = system.reaches("again", "retrying")
+    assert (job.attempt, job.lease) == (1, None)
+    # Its row is tried again and again; nothing is parked, and no attempt is lost.
+    paused = dispatcher.log().count("outbox.dispatch_paused")
+    eventually(lambda: dispatcher.log().count("outbox.dispatch_paused") >= paused + 3)
+    assert (system.job("again").state, system.runs("again")) == ("retrying", 1)
+    written = [event for event in system.events("again") if event != "published"]
+    assert written == ["recorded", "claimed", "retrying"]
+    broker.resume()
+
+    job = system.reaches("again", "succeeded", deadline=60)
+    assert (job.attempt, system.runs("again")) == (2, 2)
+    eventually(lambda: system.depth("celery") == 0)
+    assert system.depth("outbox.quarantine") == 0
+    assert worker.alive
+
+
 @on_servers
 def test_a_dispatcher_on_a_half_open_connection_gives_up_in_time_and_goes_on_afterwards(
     system: System, broker: Proxy

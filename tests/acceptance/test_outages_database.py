@@ -16,6 +16,7 @@ from tests.acceptance.system import System
 from tests.processes import Processes
 from tests.proxy import Proxy
 from tests.servers.postgresql import Postgresql
+from tests.servers.rabbitmq import RabbitmqApi
 from tests.wait import eventually
 from tests.watchdog import Watchdog
 
@@ -57,7 +58,7 @@ def through(database: Proxy, system: System) -> dict[str, str]:
 
 
 def test_work_outlives_a_database_that_is_away_from_the_body_to_the_settle(
-    stoppable: System, own_postgresql: Postgresql
+    stoppable: System, own_postgresql: Postgresql, rabbitmq_api: RabbitmqApi
 ) -> None:
     system = stoppable
     system.shop.wait_for.apply_async(("go",), task_id="slow")
@@ -75,11 +76,13 @@ def test_work_outlives_a_database_that_is_away_from_the_body_to_the_settle(
     eventually(lambda: worker.log().count("outbox.heartbeat_failed") >= 2)
     eventually(lambda: "outbox.dispatch_paused" in dispatcher.log())
     # Unacknowledged, and not put back either.
+    eventually(lambda: rabbitmq_api.unacknowledged("celery") == 1)
     assert system.depth("celery") == 0
     own_postgresql.start_again()
 
     job = system.reaches("slow", "succeeded")
     assert (job.attempt, job.deliveries, system.runs("slow")) == (1, 1, 1)
+    eventually(lambda: rabbitmq_api.unacknowledged("celery") == 0)
     assert _result(system, "slow") == "go"
     assert sorted(system.events("slow")) == ["claimed", "published", "recorded", "succeeded"]
     # Pauses of 0.1 s that double up to 5 s: no more than these in the time that this took.
@@ -232,22 +235,32 @@ def test_a_worker_that_was_cut_off_past_its_lease_changes_nothing_any_more(
     assert system.depth("outbox.quarantine") == 0
 
 
-#: Raises a deadlock and a serialization failure in turn, the first times that the journal gets a
-#: line of a kind; every transition writes one. A sequence keeps its value through a rollback.
+#: Raises a deadlock and, at the commit, a serialization failure in turn, the first times that the
+#: journal gets a line of a kind; every transition writes one. A sequence keeps its value through a
+#: rollback.
 INJECTION = """
-CREATE FUNCTION fail_at_first() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION deadlock() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     seen bigint := nextval('seen_' || NEW.event);
 BEGIN
     IF seen <= {times} AND seen % 2 = 1 THEN
         RAISE EXCEPTION 'injected' USING ERRCODE = '40P01';
-    ELSIF seen <= {times} THEN
-        RAISE EXCEPTION 'injected' USING ERRCODE = '40001';
     END IF;
     RETURN NEW;
 END $$;
-CREATE TRIGGER fail_at_first BEFORE INSERT ON outbox_event
-    FOR EACH ROW EXECUTE FUNCTION fail_at_first();
+CREATE FUNCTION not_serializable() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    seen bigint := currval('seen_' || NEW.event);
+BEGIN
+    IF seen <= {times} AND seen % 2 = 0 THEN
+        RAISE EXCEPTION 'injected' USING ERRCODE = '40001';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER deadlock BEFORE INSERT ON outbox_event
+    FOR EACH ROW EXECUTE FUNCTION deadlock();
+CREATE CONSTRAINT TRIGGER not_serializable AFTER INSERT ON outbox_event
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION not_serializable();
 """
 
 EVENTS = ("recorded", "published", "claimed", "retrying", "succeeded", "quarantined", "rescued")
@@ -291,6 +304,8 @@ def test_deadlocks_and_serialization_failures_are_tried_again_wherever_they_come
         for event in EVENTS:
             seen = connection.execute(text(f"SELECT last_value FROM seen_{event}")).scalar_one()
             assert seen > 6, f"{event} was never written after its failures"
+        running = "SELECT count(*) FROM outbox_job WHERE state = 'running'"
+        assert connection.execute(text(running)).scalar_one() == 0
     assert dispatcher.alive
 
 

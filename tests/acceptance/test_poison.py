@@ -203,27 +203,46 @@ def test_what_was_not_accepted_is_replayed_when_it_is(system: System) -> None:
     eventually(lambda: system.runs("bare") == 1)
 
 
+@pytest.mark.parametrize("queue", ["celery", "lone"])
 @on_rabbitmq
 def test_jobs_that_were_only_prefetched_by_dying_workers_complete(
-    system: System, rabbitmq_api: RabbitmqApi
+    system: System, rabbitmq_api: RabbitmqApi, queue: str
 ) -> None:
-    rabbitmq_api.set_policy("^celery$", {"delivery-limit": 1})
+    """The first queue has our dead letters, the second has none: what is past the limit is gone."""
+    rabbitmq_api.set_policy(f"^{queue}$", {"delivery-limit": 1})
+    quorum = "quorum" if consumes_quorum_queues() else "classic"
+    system.shop.app.amqp.queues.create_missing_queue_type = quorum
     jobs_ids = [f"job-{number}" for number in range(8)]
     for job_id in jobs_ids:
-        system.shop.add.apply_async((1, 2), task_id=job_id)
-    settings = json.loads(system.environment["SHOP_SETTINGS"])
-    system.dispatcher(SHOP_SETTINGS=json.dumps({**settings, "outbox_republish_after": 1.0}))
-    eventually(lambda: system.depth("celery") == 8)
+        system.shop.add.apply_async((1, 2), task_id=job_id, queue=queue)
+    settings = json.dumps(
+        {
+            **json.loads(system.environment["SHOP_SETTINGS"]),
+            "outbox_republish_after": 1.0,
+            "task_create_missing_queue_type": quorum,
+        }
+    )
+    system.dispatcher(SHOP_SETTINGS=settings)
+    eventually(lambda: system.depth(queue) == 8)
 
+    options = ("-Q", queue)
     for _ in range(2):
-        assert system.worker("-c", "1", fault="execute.after_claim").wait() == -9
-    system.worker("-c", "4", pool="threads")
+        dying = system.worker(
+            *options, "-c", "1", fault="execute.after_claim", SHOP_SETTINGS=settings
+        )
+        assert dying.wait() == -9
+    worker = system.worker(*options, "-c", "4", pool="threads", SHOP_SETTINGS=settings)
 
     for job_id in jobs_ids:
         system.reaches(job_id, "succeeded", deadline=60.0)
         assert system.runs(job_id) == 1
     assert quarantined(system) == {}
-    if consumes_quorum_queues():
+    assert rabbitmq_api.kind(queue) == quorum
+    warning = f"outbox.queue_without_dead_letters queue={queue}"
+    assert worker.log().count(warning) == (queue == "lone")
+    if consumes_quorum_queues() and queue == "celery":
         # Past its delivery limit the broker drops a message: without our dead letters for good.
         message = system.take("outbox.quarantine")
         assert message.headers["x-first-death-reason"] == "delivery_limit"
+    else:
+        assert system.depth("outbox.quarantine") == 0

@@ -131,12 +131,13 @@ def test_a_header_that_amqp_cannot_hold_is_unpublishable(publisher: AmqpPublishe
     }
 
 
+@pytest.mark.parametrize("options", [{}, {"confirm_publish": False}, {"confirm_publish": True}])
 def test_confirms_are_on_whatever_the_configuration_says(
-    rabbitmq_url: str, rabbitmq_api: RabbitmqApi
+    rabbitmq_url: str, rabbitmq_api: RabbitmqApi, options: dict[str, bool]
 ) -> None:
     rabbitmq_api.declare("work")
     app = Celery(broker=rabbitmq_url)
-    app.conf.broker_transport_options = {"confirm_publish": True}
+    app.conf.broker_transport_options = options
     publisher = AmqpPublisher(app, window=1, timeout=10.0)
 
     report = publisher.publish([wire(number) for number in range(5)])
@@ -189,17 +190,30 @@ def test_a_stalled_broker_is_an_outage_within_the_timeout_and_used_again_afterwa
 
 
 def test_a_connection_cut_between_publish_and_confirm_decides_nothing(
-    rabbitmq_url: str, rabbitmq_api: RabbitmqApi, proxy_to: Callable[[str], Proxy]
+    rabbitmq_url: str,
+    rabbitmq_api: RabbitmqApi,
+    proxy_to: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rabbitmq_api.declare("work")
     proxy = proxy_to(rabbitmq_url)
     publisher = AmqpPublisher(Celery(broker=proxy.url_for(rabbitmq_url)), window=10, timeout=1.0)
     publisher.publish([wire(1)])
+    drain = publisher._drain
 
-    proxy.cut()
-    report = publisher.publish([wire(2)])
+    def cut_first() -> None:
+        """Read the confirm, which is there and cannot come any more."""
+        eventually(lambda: rabbitmq_api.depth("work") == 2)
+        proxy.cut()
+        drain()
+
+    proxy.withhold_answers()
+    with monkeypatch.context() as patched:
+        patched.setattr(publisher, "_drain", cut_first)
+        report = publisher.publish([wire(2)])
     proxy.resume()
 
     assert (report.outcomes, report.outage is None) == ({}, False)
     assert publisher.publish([wire(2)]).outcomes == {2: Outcome.CONFIRMED}
+    assert rabbitmq_api.depth("work") == 3
     publisher.close()

@@ -9,8 +9,10 @@ from kombu.utils import functional
 from redis import Redis as Client
 
 from celery_outbox import Outbox
-from tests.factories import UNREACHABLE_BROKER, Database, add_task, open_outbox
+from celery_outbox.dispatch.amqp import AmqpPublisher
+from tests.factories import Database, add_task, open_outbox
 from tests.proxy import Proxy
+from tests.servers.rabbitmq import RabbitmqApi
 from tests.servers.redis import Redis
 from tests.wait import eventually
 from tests.watchdog import Watchdog
@@ -26,13 +28,21 @@ def own_redis(watchdog: Watchdog) -> Iterator[str]:
     server.stop()
 
 
-@pytest.mark.parametrize("broker", [UNREACHABLE_BROKER, "redis://127.0.0.1:1/0"])
-def test_a_thousand_failed_connections_park_nothing(
-    sqlite_installed_url: str, broker: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broker", ["rabbitmq_url", "redis_url"])
+def test_a_thousand_failed_connections_park_nothing_and_all_is_published_afterwards(
+    request: pytest.FixtureRequest,
+    sqlite_installed_url: str,
+    broker: str,
+    proxy_to: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # kombu tries each time once more, two seconds later.
     monkeypatch.setattr(functional, "sleep", lambda seconds: None)
-    with open_outbox(sqlite_installed_url, init=False, broker_url=broker) as outbox:
+    url = request.getfixturevalue(broker)
+    proxy = proxy_to(url)
+    proxy.cut()
+    settings = {"broker_url": proxy.url_for(url)}
+    with open_outbox(sqlite_installed_url, init=False, **settings) as outbox:
         job_ids = _record(outbox, 3)
         recorded = Database(outbox.engine, outbox.tables)
         dispatcher = outbox.dispatcher()
@@ -41,7 +51,6 @@ def test_a_thousand_failed_connections_park_nothing(
             done = dispatcher.dispatch_batch()
             assert (done.claimed, done.published, done.refused) == (3, 0, 0)
             assert done.outage is not None
-        dispatcher.close()
 
         for job_id in job_ids:
             job = recorded.job(job_id)
@@ -51,6 +60,55 @@ def test_a_thousand_failed_connections_park_nothing(
         assert all(
             message.due_at <= recorded.job(job_ids[0]).now for message in recorded.messages()
         )
+        proxy.resume()
+        assert dispatcher.dispatch_batch().published == 3
+        assert recorded.messages() == []
+        dispatcher.close()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the connection ends", "silence"])
+def test_a_row_whose_confirm_did_not_come_stays_due(
+    sqlite_installed_url: str,
+    rabbitmq_api: RabbitmqApi,
+    proxy_to: Callable[[str], Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+    ends: bool,
+) -> None:
+    proxy = proxy_to(rabbitmq_api.url)
+    settings = {"broker_url": proxy.url_for(rabbitmq_api.url), "outbox_publish_timeout": 2.0}
+    with open_outbox(sqlite_installed_url, init=False, **settings) as outbox:
+        recorded = Database(outbox.engine, outbox.tables)
+        dispatcher = outbox.dispatcher()
+        _record(outbox, 1)
+        assert dispatcher.dispatch_batch().published == 1
+        publisher = dispatcher._publisher
+        assert isinstance(publisher, AmqpPublisher)
+        drain = publisher._drain
+
+        def lose_the_confirm() -> None:
+            """Wait for what the broker has sent, and this side does not get."""
+            eventually(lambda: rabbitmq_api.depth("celery") == 4)
+            if ends:
+                proxy.cut()
+            drain()
+
+        monkeypatch.setattr(publisher, "_drain", lose_the_confirm)
+        _record(outbox, 3)
+        proxy.withhold_answers()
+        done = dispatcher.dispatch_batch()
+        assert (done.claimed, done.published, done.refused) == (3, 0, 0)
+        assert done.outage is not None
+        waiting = recorded.messages()
+        assert [message.claimed_by for message in waiting] == [None] * 3
+        assert all(message.due_at <= recorded.job(message.job_id).now for message in waiting)
+
+        monkeypatch.undo()
+        proxy.resume()
+        assert dispatcher.dispatch_batch().published == 3
+        assert recorded.messages() == []
+        # One more message for each row of the batch, and the guard makes that harmless.
+        assert rabbitmq_api.depth("celery") == 1 + 2 * 3
+        dispatcher.close()
 
 
 @pytest.mark.parametrize(

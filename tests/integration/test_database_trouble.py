@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from celery_outbox import ConfigurationError, Outbox
@@ -21,35 +23,49 @@ from tests.factories import Database, add_task, make_app, new_job, open_database
 from tests.processes import Processes
 from tests.wait import eventually
 
-LIFE = """
+#: Each process records jobs while all of them claim, run and end what is due, whoever's it is.
+LIVES = """
 import pathlib, sys
-from celery_outbox.store import messages, recording, transitions
+from celery_outbox.store import job, messages, publishing, recording, transitions
 from tests.factories import new_job, open_database
-url, go, name = sys.argv[1:]
+url, folder, name = sys.argv[1:]
+folder = pathlib.Path(folder)
 with open_database(url, init=False) as database:
-    pathlib.Path(go + name).touch()
-    while not pathlib.Path(go).exists(): pass
-    for number in range(50):
+    (folder / f"ready-{name}").touch()
+    while not (folder / "go").exists(): pass
+    for number in range(200):
         new = new_job(f"{name}-{number}")
         database.do(recording.record, new, actor="caller")
-        token = database.do(transitions.claim, database.job(new.id), actor=name, lease=60)
-        result = {"result": None, "result_type": None}
-        assert database.do(
-            transitions.succeed, new.id, token, attempt=1, actor=name, **result
-        )
+        claim = f"{name}:{number}"
+        [message] = database.do(messages.claim, claim=claim, lease=600, limit=1)
+        database.do(publishing.mark, [message], claim, actor=name)
+        def take(connection, tables):
+            found = job.lock(connection, tables, message.job_id)
+            return transitions.claim(connection, tables, found, actor=name, lease=60)
+        token = database.do(take)
+        end = {"attempt": 1, "actor": name, "result": name.encode(), "result_type": None}
+        assert database.do(transitions.succeed, message.job_id, token, **end)
 """
 
 
 def test_processes_that_write_to_sqlite_side_by_side_never_find_it_locked(
     sqlite_installed_url: str, processes: Processes, tmp_path
 ):
-    go = tmp_path / "go"
-    writers = [processes.python("-c", LIFE, sqlite_installed_url, str(go), name) for name in "1234"]
-    eventually(lambda: len(list(tmp_path.glob("go?"))) == 4)
-    go.touch()
-    assert [writer.wait() for writer in writers] == [0, 0, 0, 0]
+    writers = [
+        processes.python("-c", LIVES, sqlite_installed_url, str(tmp_path), name) for name in "1234"
+    ]
+    eventually(lambda: len(list(tmp_path.glob("ready-?"))) == 4)
+    (tmp_path / "go").touch()
+    assert [writer.wait(120) for writer in writers] == [0, 0, 0, 0]
     with open_database(sqlite_installed_url, init=False) as database:
-        assert database.counts() == (200, 0, 600)
+        assert database.counts() == (800, 800, 3200)
+        with database.engine.connect() as connection:
+            ends = connection.execute(select(database.tables.job)).mappings().all()
+    # Every claim had a job of its own: none was taken twice, and none twice by one process.
+    assert {(end["state"], end["attempt"], end["lease_token"]) for end in ends} == {
+        ("succeeded", 1, 1)
+    }
+    assert Counter(end["result"] for end in ends) == dict.fromkeys((b"1", b"2", b"3", b"4"), 200)
 
 
 def test_sqlite_is_opened_for_readers_beside_a_writer_and_for_durable_commits(sqlite_url: str):

@@ -1,13 +1,14 @@
-"""The queries that run all the time use their indexes, with 100,000 rows present."""
+"""The queries that run all the time use their indexes, with 100,000 rows present, dead or alive."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions, workers
@@ -52,8 +53,14 @@ def database(postgresql_server: Postgresql) -> Iterator[Database]:
     postgresql_server.drop_database(name)
 
 
-def plans(database: Database, step: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
-    """Return how PostgreSQL would run each statement of a function of the store."""
+def plans(
+    database: Database,
+    step: Callable[..., Any],
+    *args: Any,
+    explain: str = "EXPLAIN",
+    **options: Any,
+) -> list[str]:
+    """Return how PostgreSQL would run each statement of a function of the store, or runs it."""
     statements = []
 
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -65,15 +72,18 @@ def plans(database: Database, step: Callable[..., Any], *args: Any, **options: A
         with database.engine.connect() as connection:
             step(connection, database.tables, *args, **options)
             event.remove(database.engine, "before_cursor_execute", note)
-            return [
-                "\n".join(
-                    row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)
-                )
-                for statement, parameters in statements
-            ]
+            # What it changed would be in the way of another run.
+            connection.rollback()
+            return [_plan(connection, f"{explain} {each}", values) for each, values in statements]
     finally:
         if event.contains(database.engine, "before_cursor_execute", note):
             event.remove(database.engine, "before_cursor_execute", note)
+
+
+def _plan(connection: Connection, statement: str, parameters: Any) -> str:
+    plan = "\n".join(row[0] for row in connection.exec_driver_sql(statement, parameters))
+    connection.rollback()
+    return plan
 
 
 def test_due_messages_are_claimed_by_their_partial_index(database: Database):
@@ -127,3 +137,80 @@ def test_a_transition_reads_one_row_by_its_id(database: Database):
     for plan in plans(database, transitions.succeed, job.id, job.lease_token, **end):
         assert "Index" in plan
         assert "Seq Scan" not in plan
+
+
+#: Jobs that live and end while one transaction holds the oldest snapshot, and those that wait.
+ENDED, WAITING, BATCH = 50_000, 1000, 500
+
+RECORD = f"""
+INSERT INTO outbox_job (id, task, queue, state, envelope, body, max_attempts, recorded_at,
+    available_at)
+SELECT 'job-' || n, 'shop.export', 'celery', 'queued', :envelope, '[]', 3, at, at
+FROM (SELECT n, now() - ({ENDED + WAITING} - n) * interval '1 millisecond' AS at
+    FROM generate_series(1, {ENDED + WAITING}) n) AS numbered;
+INSERT INTO outbox_message (job_id, kind, created_at, due_at)
+SELECT id, 'task', recorded_at, available_at FROM outbox_job
+"""
+
+#: What claim, mark, claim and settle do to the oldest rows: as many dead versions of each.
+LIVE_AND_END = f"""
+UPDATE outbox_message SET claimed_by = 'c', due_at = now() + interval '60 seconds'
+WHERE id <= {ENDED};
+UPDATE outbox_message SET published_at = now() WHERE id <= {ENDED};
+UPDATE outbox_job SET state = 'running', attempt = 1, lease_token = 1, leased_by = 'worker',
+    leased_until = now() - interval '1 second' WHERE id IN
+    (SELECT job_id FROM outbox_message WHERE id <= {ENDED});
+UPDATE outbox_job SET state = 'succeeded', leased_by = NULL, leased_until = NULL,
+    finished_at = now() WHERE state = 'running'
+"""
+
+
+@pytest.fixture
+def pinned(postgresql_url: str) -> Iterator[Database]:
+    """A database whose oldest snapshot is held: no version of a row can be cleared away."""
+    with open_database(postgresql_url) as database, database.engine.connect() as holder:
+        holder.execution_options(isolation_level="REPEATABLE READ")
+        holder.exec_driver_sql("SELECT count(*) FROM outbox_message")
+        yield database
+
+
+def test_claims_stay_on_their_index_while_a_long_transaction_keeps_dead_rows(pinned: Database):
+    envelope = new_envelope().to_json()
+    _run(pinned, RECORD.replace(":envelope", f"'{envelope}'"))
+    measured = "EXPLAIN (ANALYZE, BUFFERS)"
+    options = {"claim": "c", "lease": 60, "limit": BATCH}
+    [first, _] = plans(pinned, messages.claim, explain=measured, **options)
+
+    _run(pinned, LIVE_AND_END)
+
+    [last, _] = plans(pinned, messages.claim, explain=measured, **options)
+    for plan in (first, last):
+        assert "ix_outbox_message_due" in plan
+        assert "Seq Scan" not in plan
+        assert f"rows={BATCH} loops=1" in plan
+    # The dead entries are there, and passed over.
+    assert _buffers(first) < _buffers(last) <= 3 * _buffers(first)
+    # With little to do, too.
+    for step, arguments, index in (
+        (messages.seconds_until_due, (), "ix_outbox_message_due"),
+        (jobs.lock_expired, (100,), "ix_outbox_job_running"),
+        (jobs.lock, ("job-1",), "outbox_job_pkey"),
+        (jobs.lock, (f"job-{ENDED + 1}",), "outbox_job_pkey"),
+    ):
+        [plan] = plans(pinned, step, *arguments, explain=measured)
+        assert index in plan
+        assert "Seq Scan" not in plan
+        assert _buffers(plan) <= 3 * _buffers(first)
+
+
+def _run(database: Database, script: str) -> None:
+    """Run statements, and tell the planner what there is afterwards."""
+    for statement in [*script.split(";\n"), "ANALYZE outbox_job, outbox_message"]:
+        database.do(lambda connection, _, sql=statement: connection.exec_driver_sql(sql))
+
+
+def _buffers(plan: str) -> int:
+    """Return how many pages a statement read, cached or not, from its measured plan."""
+    found = re.search(r"Buffers: shared (?:hit=(\d+))?(?: ?read=(\d+))?", plan)
+    assert found is not None, plan
+    return sum(int(number or 0) for number in found.groups())

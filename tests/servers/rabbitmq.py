@@ -121,11 +121,29 @@ class Rabbitmq:
 
         :param fraction: 0 blocks at once; RabbitMQ's default is 0.4.
         """
+        self._control("set_vm_memory_high_watermark", str(fraction))
+
+    def limit_delivery(self, seconds: float, tick: float = 60.0) -> None:
+        """Set how long a private server waits for an acknowledgement; for channels made later.
+
+        :param seconds: RabbitMQ's default is 1800.
+        :param tick: how often it looks, in seconds; RabbitMQ's default is 60.
+        """
+        settings = {"consumer_timeout": seconds, "channel_tick_interval": tick}
+        self._control(
+            "eval",
+            ", ".join(
+                f"application:set_env(rabbit, {name}, {int(value * 1000)})"
+                for name, value in settings.items()
+            )
+            + ".",
+        )
+
+    def _control(self, *arguments: str) -> None:
         assert self._environment is not None, "it is not a private server"
         program = Path(_find_program() or "").with_name("rabbitmqctl")
-        node = self._environment["RABBITMQ_NODENAME"]
         done = subprocess.run(
-            [str(program), "-n", node, "set_vm_memory_high_watermark", str(fraction)],
+            [str(program), "-n", self._environment["RABBITMQ_NODENAME"], *arguments],
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -209,6 +227,19 @@ class RabbitmqApi:
         """
         with Connection(self.url) as connection, connection.channel() as channel:
             return int(channel.queue_declare(queue=queue, passive=True).message_count)
+
+    def unacknowledged(self, queue: str) -> int:
+        """Return how many messages consumers have taken and not answered, a second ago.
+
+        :raises TypeError: the server has not counted yet.
+        """
+        path = f"/queues/{self._path}/{quote(queue, safe='')}?columns=messages_unacknowledged"
+        return int(self._server.call("GET", path)["messages_unacknowledged"])
+
+    def kind(self, queue: str) -> str:
+        """Return the type of a queue: classic or quorum."""
+        path = f"/queues/{self._path}/{quote(queue, safe='')}?columns=type"
+        return str(self._server.call("GET", path)["type"])
 
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""

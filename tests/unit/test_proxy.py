@@ -5,19 +5,24 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
 from tests.proxy import Proxy
+from tests.wait import eventually
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what it gets."""
+    """Sends back what it gets, and remembers it."""
+
+    got: ClassVar[list[bytes]] = []
 
     def handle(self):
         # A reset is what the tests are about.
         with contextlib.suppress(ConnectionError):
             while data := self.request.recv(1024):
+                self.got.append(data)
                 self.request.sendall(data)
 
 
@@ -86,6 +91,19 @@ def test_stall_accepts_but_forwards_nothing_until_resumed(proxy):
             proxy.resume()
             assert before.recv(1024) == b"late"
             assert during.recv(1024) == b"late"
+
+
+def test_withheld_answers_come_when_it_resumes_and_the_server_has_got_the_question(proxy):
+    with connect(proxy) as client:
+        proxy.withhold_answers()
+        client.sendall(b"question")
+        eventually(lambda: Echo.got[-1] == b"question")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1024)
+        client.settimeout(10)
+        proxy.resume()
+        assert client.recv(1024) == b"question"
 
 
 def test_resume_after_cut_forwards_new_connections_on_the_same_port(proxy):
