@@ -17,8 +17,9 @@ from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.exceptions import ConfigurationError, NotAvailable, NotInJob
-from celery_outbox.execute.attempt import Attempt, Lease
+from celery_outbox.execute.attempt import Attempt
 from celery_outbox.execute.celery_versions import FIXED_OPTIONS
+from celery_outbox.execute.hold import Lease
 from celery_outbox.execute.poison import KeepPoison
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat

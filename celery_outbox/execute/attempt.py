@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -28,108 +26,49 @@ from celery_outbox.execute.celery_versions import (
     WORKER_STOPPED,
     ends_worker,
     is_green_timeout,
-    was_told_to_end,
 )
 from celery_outbox.execute.failure import delay_of, detail_of, verdict_on
-from celery_outbox.execute.fence import Fence, Write
+from celery_outbox.execute.hold import Hold
 from celery_outbox.execute.payload import decode_result, encode_result
-from celery_outbox.execute.transaction import BodyTransaction
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
 if TYPE_CHECKING:
-    from celery_outbox.execute.guard import Guard
+    pass
 
 
 logger = logging.getLogger("celery_outbox.execute")
 
 
-@dataclass(frozen=True)
-class Lease:
-    """The hold that an attempt has on its job.
-
-    Attributes:
-        by: the worker that holds it.
-        until: when it ends without a heartbeat, as of the claim.
-        token: grows with each attempt; every write of the attempt names it.
-    """
-
-    by: str
-    until: datetime
-    token: int
-
-
 @dataclass
-class Attempt:
+class Attempt(Hold):
     """What a worker does with one delivery, from the claim to the settle.
 
     Attributes:
         outcome: decided before the body: ``None``: run it; a callable: return its value, or
             raise its error, in place of the body.
         entered: the body, or what stands for it, has begun.
-        settled: the attempt's end is written, or cannot be.
-        ended: the state in which this attempt left its job.
-        stale: the lease was lost, so that another attempt owns the job.
-        unwritten: the database did not take the end; the message must come back.
-        left: the body ended by what is no ``Exception``.
         gave_up: the body asked Celery for a retry and was at its own limit.
         keep_from_broker: acknowledge a failure instead of rejecting it: the quarantine queue has
             a copy already.
         retry_error: what the body gave as the cause of the retry that it asked for.
-        replacing: the body goes on as another task, which is no failure.
-        transaction: the body's transaction, while it is open.
         result: what the job has succeeded with, in this attempt.
     """
 
-    guard: Guard
-    task: Task
-    job: Job
-    lease: Lease
     outcome: Callable[[], Any] | None = None
     entered: bool = False
-    settled: bool = False
-    ended: State | None = None
-    stale: bool = False
-    unwritten: bool = False
-    left: bool = False
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
-    replacing: bool = False
-    transaction: BodyTransaction | None = None
     result: Any = None
     _began: float = field(default_factory=time.monotonic)
-
-    @property
-    def job_id(self) -> str:
-        """The id of the job."""
-        return self.job.id
-
-    @property
-    def number(self) -> int:
-        """The number of this attempt, 1 for the first."""
-        return self.job.attempt
 
     @property
     def now(self) -> datetime:
         """The database's clock, as far as the claim and the time since then tell: this machine's
         may be wrong."""
         return self.job.now + timedelta(seconds=time.monotonic() - self._began)
-
-    @property
-    def _fence(self) -> Fence:
-        return Fence(self.guard.tables, self.job.id, self.lease.token, self.number, self.lease.by)
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether the job's success is stored, by this attempt or an earlier one."""
-        return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the job is in quarantine, by this attempt or an earlier one."""
-        return self.ended is State.QUARANTINED or self.job.state is State.QUARANTINED
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run the body and settle; what this returns or raises is what Celery goes on with."""
@@ -220,16 +159,6 @@ class Attempt:
             What the delivery ends with: ``error``, or one of Celery's signals.
         """
         return self._failed(error)
-
-    @contextmanager
-    def _open_transaction(self) -> Iterator[Session]:
-        with self.guard.body_session() as session:
-            self.transaction = BodyTransaction(self.guard, self.job, session)
-            try:
-                with self.transaction.guarded():
-                    yield session
-            finally:
-                self.transaction = None
 
     def _run(self, body: Callable[[], Any]) -> Any:
         try:
@@ -377,68 +306,6 @@ class Attempt:
         if not took:
             return self._lose()
         return error
-
-    def _settle(self, end: State, write: Write) -> bool:
-        if self.transaction is not None:
-            if end is State.SUCCEEDED or self.replacing:
-                return self._commit(self.transaction, end, write)
-            # Undone first: SQLite has one writer at a time.
-            self.transaction.rollback()
-        self.settled = True
-        try:
-            took = self._write_end(end, write)
-        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
-            self.unwritten = True
-            raise Reject(error_code(error), requeue=True) from error
-        self.ended = end if took else None
-        return took
-
-    def _commit(self, transaction: BodyTransaction, end: State, write: Write) -> bool:
-        try:
-            took = transaction.commit_with(write)
-        except Exception:
-            # The error may have come when it was committed: only the database knows.
-            if not self._has_ended(end):
-                raise
-            took = True
-        self.settled = True
-        self.ended = end if took else None
-        return took
-
-    def _has_ended(self, end: State) -> bool:
-        try:
-            return self.guard.has_ended(self.job.id, self.lease.token, end)
-        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
-            self.settled = self.unwritten = True
-            raise Reject(error_code(error), requeue=True) from error
-
-    def _write_end(self, end: State, write: Write) -> bool:
-        runs = 0
-
-        def counted(connection: Connection) -> bool:
-            nonlocal runs
-            runs += 1
-            return write(connection)
-
-        try:
-            took = self.guard.settle(str(end), counted)
-        except SoftTimeLimitExceeded:
-            # The signal came in the middle of the write, which may or may not be committed.
-            # Celery sends it once, and the lease token makes a second write harmless.
-            took = self.guard.settle(str(end), counted)
-        # A write that was made again, because the answer to its commit was lost, changes nothing
-        # where the first one was committed.
-        return took or (runs > 1 and self.guard.has_ended(self.job.id, self.lease.token, end))
-
-    def _lose(self) -> Ignore:
-        """The lease was lost: another attempt owns the job, this one has no say."""
-        if not self.stale:
-            self.stale = True
-            if self.left and was_told_to_end():
-                # By its own worker, whose main process has written the end.
-                return Ignore(f"attempt {self.number} of job {self.job.id!r} was stopped")
-            self.guard.note_stale(self.job, self.lease)
-        return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
 
 
 def stored_result(job: Job) -> Callable[[], Any]:

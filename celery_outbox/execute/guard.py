@@ -22,15 +22,12 @@ from celery_outbox.context import running_job
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
-    Defer,
     Expire,
     FailAgain,
     GiveUpLost,
     Mismatch,
     ReturnStored,
     Run,
-    Unknown,
-    decide,
 )
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryPolicy
@@ -39,24 +36,24 @@ from celery_outbox.exceptions import (
     InvalidJobId,
     InvalidResultKey,
     JobQuarantined,
-    LostRace,
     SchemaError,
     UnknownJob,
 )
 from celery_outbox.execute import adoption
-from celery_outbox.execute.attempt import Attempt, Lease, raising, stored_result
+from celery_outbox.execute.attempt import Attempt, raising, stored_result
 from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.celery_versions import must_leave
+from celery_outbox.execute.claim import Claim
 from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.escaped import caught, is_redelivered, unreported
-from celery_outbox.execute.outside import note_foreign
+from celery_outbox.execute.hold import Lease
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
 from celery_outbox.log import log_event
 from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, messages, transitions
+from celery_outbox.store import journal
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 from celery_outbox.store.patience import LONGEST_PAUSE, patiently, pause
@@ -160,11 +157,8 @@ class Guard:
                 job_id=delivery.job_id, task=task.name, problem="its id is unusable"
             )
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
-        before: list[Job] = []
         try:
-            decision, job = self._patiently(
-                "claim", lambda connection: self._claim(connection, task, delivery, call, before)
-            )
+            decision, job = self._patiently("claim", Claim(self, task, delivery, call))
         except (EncodeError, InvalidResultKey) as error:
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         if job is None:
@@ -237,71 +231,6 @@ class Guard:
             timeout=self.config.database_timeout if timeout is None else timeout,
             what=what,
         )
-
-    def _claim(
-        self,
-        connection: Connection,
-        task: Task,
-        delivery: Delivery,
-        call: Call,
-        before: list[Job],
-    ) -> tuple[Decision, Job | None]:
-        """Decide what to do with a delivery and write it down; one transaction.
-
-        Arguments:
-            before: the job as earlier runs for this delivery have claimed it; this one adds to it.
-        """
-        if not delivery.is_claim_check:
-            adoption.adopt(connection, self, task, delivery, call)
-        job = jobs.lock(connection, self.tables, delivery.job_id)
-        if job is None:
-            return Unknown(), None
-        if any(_is_same_claim(job, earlier) for earlier in before):
-            # It was committed, and the answer to the commit was lost.
-            return Run(), job
-        decision = decide(
-            job.facts,
-            same_task=job.task == task.name,
-            outdated=delivery.is_claim_check and delivery.attempts_before < job.attempt,
-            now=job.now,
-            redelivered=delivery.redelivered,
-            copied=job.finished_at is not None
-            and messages.has_copy(connection, self.tables, job.id, job.finished_at),
-        )
-        actor = self.worker_id()
-        if isinstance(decision, Run):
-            if not transitions.claim(
-                connection, self.tables, job, actor=actor, lease=self.config.lease
-            ):
-                # Only where the lock does not hold (an engine in autocommit): look again.
-                raise LostRace(job_id=job.id)
-        elif isinstance(decision, GiveUpLost):
-            transitions.add_delivery(connection, self.tables, job.id)
-            transitions.quarantine(
-                connection,
-                self.tables,
-                job.id,
-                job.lease_token,
-                attempt=job.attempt,
-                actor=actor,
-                reason=decision.reason,
-                error_code=str(decision.reason),
-                copy=not self.broker_dead_letters(job.queue),
-            )
-        elif isinstance(decision, Defer):
-            transitions.defer(connection, self.tables, job, until=decision.until, actor=actor)
-        elif isinstance(decision, Expire):
-            transitions.expire(connection, self.tables, job.id, attempt=job.attempt, actor=actor)
-        elif isinstance(decision, Mismatch):
-            foreign = adoption.foreign_of(self, task, delivery, call)
-            taken = Reason.ID_TAKEN
-            note_foreign(connection, self, foreign, job, taken, str(taken))
-        else:
-            transitions.count_delivery(connection, self.tables, job, event="duplicate", actor=actor)
-        after = jobs.get(connection, self.tables, job.id)
-        if isinstance(decision, Run) and after is not None:
-            before.append(after)
-        return decision, after
 
     def _attempt(self, task: Task, decision: Decision, job: Job) -> Attempt:
         attempt = Attempt(self, task, job, _lease(job) or _no_lease(job))
@@ -401,17 +330,6 @@ class Guard:
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
-
-
-def _is_same_claim(job: Job, claimed: Job) -> bool:
-    """Whether a claim still holds; the start tells it from one of another pool process."""
-    return (
-        job.state is State.RUNNING
-        and (job.lease_token, job.leased_by, job.started_at)
-        == (claimed.lease_token, claimed.leased_by, claimed.started_at)
-        and job.leased_until is not None
-        and job.leased_until > job.now
-    )
 
 
 def _lease(job: Job) -> Lease | None:

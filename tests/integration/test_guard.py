@@ -18,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
 from celery_outbox.execute import celery_versions
 from celery_outbox.execute import guard as guarding
+from celery_outbox.execute.claim import Claim
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from tests.factories import Database, make_stock_app, open_outbox
@@ -625,10 +626,10 @@ def test_a_claim_of_another_process_of_the_worker_is_not_taken_for_one_s_own(
 ):
     task = add_task(outbox.app, lambda: "done")
     task.apply_async(task_id="job-1")
-    claim, rolled_back = outbox.guard._claim, []
+    claim, rolled_back = Claim.__call__, []
 
-    def overtaken(connection: Any, *arguments: Any) -> Any:
-        done = claim(connection, *arguments)
+    def overtaken(self: Claim, connection: Any) -> Any:
+        done = claim(self, connection)
         if not rolled_back:
             rolled_back.append(done)
             connection.rollback()
@@ -638,7 +639,7 @@ def test_a_claim_of_another_process_of_the_worker_is_not_taken_for_one_s_own(
             raise OperationalError("", {}, SerializationFailure())
         return done
 
-    monkeypatch.setattr(outbox.guard, "_claim", overtaken)
+    monkeypatch.setattr(Claim, "__call__", overtaken)
     assert deliver(task, "job-1") == "IGNORED"
     assert recorded.events("job-1") == ["recorded", "claimed", "deferred"]
 

@@ -1,0 +1,127 @@
+"""What a delivery means for its job: decided and written down in one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery import Task
+from sqlalchemy import Connection
+
+from celery_outbox.core.decisions import (
+    Decision,
+    Defer,
+    Expire,
+    GiveUpLost,
+    Mismatch,
+    Run,
+    Unknown,
+    decide,
+)
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.states import State
+from celery_outbox.exceptions import LostRace
+from celery_outbox.execute import adoption
+from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.outside import note_foreign
+from celery_outbox.execute.payload import Call
+from celery_outbox.store import job as jobs
+from celery_outbox.store import messages, transitions
+from celery_outbox.store.job import Job
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+
+
+class Claim:
+    """The claim of one delivery; called with a connection, again where that was rolled back.
+
+    Arguments:
+        task: the one that the message names.
+        call: what the message carries itself, if it did not come through an outbox.
+    """
+
+    def __init__(self, guard: Guard, task: Task, delivery: Delivery, call: Call) -> None:
+        self._guard = guard
+        self._tables = guard.tables
+        self._task = task
+        self._delivery = delivery
+        self._call = call
+        #: The job as earlier calls have claimed it.
+        self._claimed: list[Job] = []
+
+    def __call__(self, connection: Connection) -> tuple[Decision, Job | None]:
+        """Lock the job, decide, and write the decision down.
+
+        Returns:
+            The decision, and the job afterwards; ``None``: there is no such job.
+
+        Raises:
+            LostRace: the job changed while it was locked.
+            kombu.exceptions.EncodeError, InvalidResultKey: the message cannot become a job.
+        """
+        delivery = self._delivery
+        if not delivery.is_claim_check:
+            adoption.adopt(connection, self._guard, self._task, delivery, self._call)
+        job = jobs.lock(connection, self._tables, delivery.job_id)
+        if job is None:
+            return Unknown(), None
+        if any(_is_same_claim(job, earlier) for earlier in self._claimed):
+            # It was committed, and the answer to the commit was lost.
+            return Run(), job
+        decision = decide(
+            job.facts,
+            same_task=job.task == self._task.name,
+            outdated=delivery.is_claim_check and delivery.attempts_before < job.attempt,
+            now=job.now,
+            redelivered=delivery.redelivered,
+            copied=job.finished_at is not None
+            and messages.has_copy(connection, self._tables, job.id, job.finished_at),
+        )
+        self._write(connection, job, decision)
+        after = jobs.get(connection, self._tables, job.id)
+        if isinstance(decision, Run) and after is not None:
+            self._claimed.append(after)
+        return decision, after
+
+    def _write(self, connection: Connection, job: Job, decision: Decision) -> None:
+        guard, tables, actor = self._guard, self._tables, self._guard.worker_id()
+        if isinstance(decision, Run):
+            if not transitions.claim(
+                connection, tables, job, actor=actor, lease=guard.config.lease
+            ):
+                # Only where the lock does not hold (an engine in autocommit): look again.
+                raise LostRace(job_id=job.id)
+        elif isinstance(decision, GiveUpLost):
+            transitions.add_delivery(connection, tables, job.id)
+            transitions.quarantine(
+                connection,
+                tables,
+                job.id,
+                job.lease_token,
+                attempt=job.attempt,
+                actor=actor,
+                reason=decision.reason,
+                error_code=str(decision.reason),
+                copy=not guard.broker_dead_letters(job.queue),
+            )
+        elif isinstance(decision, Defer):
+            transitions.defer(connection, tables, job, until=decision.until, actor=actor)
+        elif isinstance(decision, Expire):
+            transitions.expire(connection, tables, job.id, attempt=job.attempt, actor=actor)
+        elif isinstance(decision, Mismatch):
+            foreign = adoption.foreign_of(guard, self._task, self._delivery, self._call)
+            taken = Reason.ID_TAKEN
+            note_foreign(connection, guard, foreign, job, taken, str(taken))
+        else:
+            transitions.count_delivery(connection, tables, job, event="duplicate", actor=actor)
+
+
+def _is_same_claim(job: Job, claimed: Job) -> bool:
+    """Whether a claim still holds; the start tells it from one of another pool process."""
+    return (
+        job.state is State.RUNNING
+        and (job.lease_token, job.leased_by, job.started_at)
+        == (claimed.lease_token, claimed.leased_by, claimed.started_at)
+        and job.leased_until is not None
+        and job.leased_until > job.now
+    )

@@ -1,0 +1,163 @@
+"""The hold of an attempt on its job, up to the write that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from celery_outbox.core.classification import error_code
+from celery_outbox.core.states import State
+from celery_outbox.execute.celery_versions import was_told_to_end
+from celery_outbox.execute.fence import Fence, Write
+from celery_outbox.execute.transaction import BodyTransaction
+from celery_outbox.store.job import Job
+
+if TYPE_CHECKING:
+    from celery_outbox.execute.guard import Guard
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The hold that an attempt has on its job.
+
+    Attributes:
+        by: the worker that holds it.
+        until: when it ends without a heartbeat, as of the claim.
+        token: grows with each attempt; every write of the attempt names it.
+    """
+
+    by: str
+    until: datetime
+    token: int
+
+
+@dataclass
+class Hold:
+    """A job under a lease, and what is known of the end that was written for it.
+
+    Attributes:
+        settled: the attempt's end is written, or cannot be.
+        ended: the state in which this attempt left its job.
+        stale: the lease was lost, so that another attempt owns the job.
+        unwritten: the database did not take the end; the message must come back.
+        left: the body ended by what is no ``Exception``.
+        replacing: the body goes on as another task, which is no failure.
+        transaction: the body's transaction, while it is open.
+    """
+
+    guard: Guard
+    task: Task
+    job: Job
+    lease: Lease
+    settled: bool = False
+    ended: State | None = None
+    stale: bool = False
+    unwritten: bool = False
+    left: bool = False
+    replacing: bool = False
+    transaction: BodyTransaction | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job."""
+        return self.job.id
+
+    @property
+    def number(self) -> int:
+        """The number of this attempt, 1 for the first."""
+        return self.job.attempt
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the job's success is stored, by this attempt or an earlier one."""
+        return self.ended is State.SUCCEEDED or self.job.state is State.SUCCEEDED
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job is in quarantine, by this attempt or an earlier one."""
+        return self.ended is State.QUARANTINED or self.job.state is State.QUARANTINED
+
+    @property
+    def _fence(self) -> Fence:
+        return Fence(self.guard.tables, self.job.id, self.lease.token, self.number, self.lease.by)
+
+    @contextmanager
+    def _open_transaction(self) -> Iterator[Session]:
+        with self.guard.body_session() as session:
+            self.transaction = BodyTransaction(self.guard, self.job, session)
+            try:
+                with self.transaction.guarded():
+                    yield session
+            finally:
+                self.transaction = None
+
+    def _settle(self, end: State, write: Write) -> bool:
+        if self.transaction is not None:
+            if end is State.SUCCEEDED or self.replacing:
+                return self._commit(self.transaction, end, write)
+            # Undone first: SQLite has one writer at a time.
+            self.transaction.rollback()
+        self.settled = True
+        try:
+            took = self._write_end(end, write)
+        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
+            self.unwritten = True
+            raise Reject(error_code(error), requeue=True) from error
+        self.ended = end if took else None
+        return took
+
+    def _commit(self, transaction: BodyTransaction, end: State, write: Write) -> bool:
+        try:
+            took = transaction.commit_with(write)
+        except Exception:
+            # The error may have come when it was committed: only the database knows.
+            if not self._has_ended(end):
+                raise
+            took = True
+        self.settled = True
+        self.ended = end if took else None
+        return took
+
+    def _has_ended(self, end: State) -> bool:
+        try:
+            return self.guard.has_ended(self.job.id, self.lease.token, end)
+        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
+            self.settled = self.unwritten = True
+            raise Reject(error_code(error), requeue=True) from error
+
+    def _write_end(self, end: State, write: Write) -> bool:
+        runs = 0
+
+        def counted(connection: Connection) -> bool:
+            nonlocal runs
+            runs += 1
+            return write(connection)
+
+        try:
+            took = self.guard.settle(str(end), counted)
+        except SoftTimeLimitExceeded:
+            # The signal came in the middle of the write, which may or may not be committed.
+            # Celery sends it once, and the lease token makes a second write harmless.
+            took = self.guard.settle(str(end), counted)
+        # A write that was made again, because the answer to its commit was lost, changes nothing
+        # where the first one was committed.
+        return took or (runs > 1 and self.guard.has_ended(self.job.id, self.lease.token, end))
+
+    def _lose(self) -> Ignore:
+        """The lease was lost: another attempt owns the job, this one has no say."""
+        if not self.stale:
+            self.stale = True
+            if self.left and was_told_to_end():
+                # By its own worker, whose main process has written the end.
+                return Ignore(f"attempt {self.number} of job {self.job.id!r} was stopped")
+            self.guard.note_stale(self.job, self.lease)
+        return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
