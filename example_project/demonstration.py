@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from example_project import faults
@@ -34,8 +35,8 @@ PARTS = (
     third_attempt,
     third_error,
 )
-#: Seconds for everything but the clearing up.
-LIMIT = 55.0
+#: Seconds for everything but the clearing up; a machine that has much else to do may need more.
+LIMIT = float(os.environ.get("EXAMPLE_LIMIT", "55"))
 
 
 def demonstrate(settings: Settings) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import bootsteps, signals
@@ -19,6 +22,9 @@ from celery_outbox.store.schema import MAX_JOB_ID
 
 logger = logging.getLogger("celery_outbox.execute")
 
+
+#: What ends a worker.
+_SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 #: Seconds that a worker which ends waits for its last heartbeat.
 SIGN_OFF_TIMEOUT = 5.0
@@ -59,14 +65,16 @@ class Heartbeat(bootsteps.StartStopStep):
 
     def _run(self) -> None:
         interval = self._outbox.config.heartbeat_interval
+        # The leases that the beat before has extended end then.
+        patience = self._outbox.config.lease - interval
         registered = False
         while True:
             try:
                 if not registered:
                     self._outbox.database.write(self._register)
                     registered = True
-                # A beat that comes later than the next one is due is worth nothing.
-                self._outbox.database.write(self._beat, patience=interval)
+                with _no_signals():
+                    self._outbox.database.write(self._beat, patience=patience)
                 pause = interval
             except Exception as error:  # a thread that ends would let every lease end
                 log_event(logger, logging.WARNING, "outbox.heartbeat_failed", error=cause(error))
@@ -100,6 +108,20 @@ class Heartbeat(bootsteps.StartStopStep):
             running,
             lease=self._outbox.config.lease,
         )
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    """Keep this thread's signals until the end of the block.
+
+    Under gevent it is the main thread: a shutdown that Celery begins in its signal handler, in the
+    middle of the beat's transaction, would wait for the rows that the beat has locked, for ever.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SHUTDOWN_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _requests(requests: Any) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from celery_outbox import JobStatus
 from example_project.configuration import FILESYSTEM_TRANSPORT
-from tests.processes import Processes, ProcessGroup
+from tests.processes import REPOSITORY, Processes, ProcessGroup
 from tests.wait import eventually
 
 APP = "tests.acceptance.app"
@@ -107,12 +108,19 @@ class System:
 
     def command(self, *arguments: str) -> Any:
         """Run ``celery outbox ARGUMENTS --json`` to its end; returns what it printed."""
-        process = self._processes.celery(
-            APP, "outbox", *arguments, "--json", env=self.environment, name="command"
+        argv = [sys.executable, "-m", "celery", "-A", APP, "outbox", *arguments, "--json"]
+        done = subprocess.run(
+            argv,
+            cwd=REPOSITORY,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
-        code = process.wait()
-        assert code == 0, process.log()
-        return json.loads(process.log())
+        assert done.returncode == 0, done.stderr
+        # What it has to say beside is on the standard error stream.
+        return json.loads(done.stdout)
 
     def _with_fault(self, fault: str | None, more: dict[str, str]) -> dict[str, str]:
         environment = {**self.environment, **more}

@@ -27,7 +27,7 @@ from tests.faults import ForkServer
 from tests.watchdog import Watchdog
 
 #: Rows that run side by side: most of a row's time is a lease or a timeout that must end.
-SIDE_BY_SIDE = 12
+SIDE_BY_SIDE = 8
 
 #: What this Celery can consume.
 USABLE = [name for name in BROKERS if name != "rabbitmq-quorum" or consumes_quorum_queues()]

@@ -145,6 +145,7 @@ def test_each_way_to_end_a_body(shop: System, pool: str) -> None:
     quarantined = {name for name, end in ends.items() if end.state == "quarantined"}
     quarantined |= {"ignored", "noted"}
     eventually(lambda: shop.depth("outbox.quarantine") == len(quarantined))
+    eventually(lambda: unacknowledged_on_redis(shop) == 0)
     # A worker that ends gives back what it has not acknowledged.
     assert worker.terminate(60) == 0
     assert shop.depth("celery") == 0
