@@ -39,9 +39,9 @@ def test_redis_delivers_long_tasks_again_and_again_and_no_body_runs_twice(system
     for number, job_id in enumerate(long):
         # A worker looks for messages that are overdue when it starts.
         workers.append(system.worker(*options, "-n", f"{number}@%h", pool="threads"))
+        eventually(lambda worker=workers[-1]: " ready." in worker.log())
         system.shop.wait_for.apply_async(("go", 300.0), task_id=job_id)
         system.reaches(job_id, "running")
-        eventually(lambda worker=workers[-1]: " ready." in worker.log())
         eventually(lambda job_id=job_id: job_id in system.overdue())
     for job_id in long[:2]:
         eventually(lambda job_id=job_id: "deferred" in system.events(job_id))
