@@ -272,6 +272,7 @@ class Outbox:
             result_store=lambda: self.result_store,
             broker_dead_letters=self.broker_dead_letters,
             body_session=self._body_session,
+            open_session=lambda: begun(self._session),
         )
 
     def dispatcher(self) -> Dispatcher:

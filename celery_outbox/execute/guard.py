@@ -50,6 +50,7 @@ from celery_outbox.execute.hold import Lease
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
+from celery_outbox.execute.transaction import undo
 from celery_outbox.log import log_event
 from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
@@ -76,6 +77,7 @@ class Guard:
             quarantine queue.
         body_session: opens a session for the transaction of a body, in which the calls that the
             body makes are recorded.
+        open_session: the application's own session, if a transaction has begun in it here.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Guard:
         result_store: Callable[[], ResultStore],
         broker_dead_letters: Callable[[str | None], bool],
         body_session: Callable[[], AbstractContextManager[Session]],
+        open_session: Callable[[], Any],
     ) -> None:
         self.app = app
         self.config = config
@@ -96,6 +99,7 @@ class Guard:
         self.result_store = result_store
         self.broker_dead_letters = broker_dead_letters
         self.body_session = body_session
+        self._open_session = open_session
         self.database = database
 
     def trace(
@@ -108,6 +112,26 @@ class Guard:
         request: dict[str, Any],
     ) -> trace_ok_t:
         """Handle one delivery: in place of Celery's tracer, which runs inside it.
+
+        What a body, or anybody before it, leaves open in the application's session is undone:
+        the next job would commit it, or lose its own calls with it.
+        """
+        self._undo_what_was_left(job_id)
+        try:
+            return self._trace(task, tracer, job_id, args, kwargs, request)
+        finally:
+            self._undo_what_was_left(job_id)
+
+    def _trace(
+        self,
+        task: Task,
+        tracer: Tracer,
+        job_id: str,
+        args: Any,
+        kwargs: Any,
+        request: dict[str, Any],
+    ) -> trace_ok_t:
+        """Handle one delivery.
 
         The claim comes before the tracer, so that signals, ``before_start`` and logs meet the
         job's real arguments; the settle comes in ``Task.__call__``, before callbacks go out.
@@ -147,6 +171,15 @@ class Guard:
                 return ended_by(Reject(error_code(error), requeue=False))
             return self._put_back(delivery, type(error).__name__)
         return self._run(tracer, started, request) if isinstance(started, Attempt) else started
+
+    def _undo_what_was_left(self, job_id: str) -> None:
+        try:
+            session = self._open_session()
+        except Exception:  # a session of a framework whose context is over has been ended with it
+            return
+        if isinstance(session, Session):
+            log_event(logger, logging.INFO, "outbox.session_left_open", job=job_id)
+            undo(session, self.database)
 
     def _start(
         self, task: Task, delivery: Delivery, call: Call, request: dict[str, Any]

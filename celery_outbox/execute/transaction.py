@@ -17,7 +17,24 @@ from celery_outbox.store.engine import begin_immediate, is_autocommit
 
 if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
+    from celery_outbox.store.database import Database
     from celery_outbox.store.job import Job
+
+
+def undo(session: Session, database: Database) -> None:
+    """Roll a session back, also where its database is silent or its connection gone."""
+    limit: AbstractContextManager[Any] = nullcontext()
+    # A connection that is gone has undone it.
+    with contextlib.suppress(SQLAlchemyError):
+        if session.in_transaction() and session.is_active:
+            limit = database.limit(_connection_of(session, database))
+    with contextlib.suppress(SQLAlchemyError), limit:
+        session.rollback()
+
+
+def _connection_of(session: Session, database: Database) -> Connection:
+    # A session with several binds knows by the table which database is meant.
+    return session.connection(bind_arguments={"clause": database.tables.job})
 
 
 class BodyTransaction:
@@ -37,8 +54,7 @@ class BodyTransaction:
         self.session = session
         self.job_id = job.id
         self._task = job.task
-        self._tables = guard.tables
-        self._limit = guard.database.limit
+        self._database = guard.database
         self._committing = False
         if not session.in_transaction():
             # A session that does not begin by itself (autobegin=False).
@@ -64,7 +80,7 @@ class BodyTransaction:
         try:
             # What the body wrote takes as long as it takes, like the body.
             self.session.flush()
-            with self._limit(self._connection()):
+            with self._database.limit(self._connection()):
                 if not write(self._connection()):
                     self.rollback()
                     return False
@@ -76,9 +92,7 @@ class BodyTransaction:
 
     def rollback(self) -> None:
         """Undo what the body did. Harmless when repeated."""
-        # A connection that is gone has undone it.
-        with contextlib.suppress(SQLAlchemyError), self._bounded():
-            self.session.rollback()
+        undo(self.session, self._database)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -100,14 +114,8 @@ class BodyTransaction:
         finally:
             self._committing = False
 
-    def _bounded(self) -> AbstractContextManager[Any]:
-        if self.session.in_transaction() and self.session.is_active:
-            return self._limit(self._connection())
-        return nullcontext()
-
     def _connection(self) -> Connection:
-        # A session with several binds knows by the table which database is meant.
-        return self.session.connection(bind_arguments={"clause": self._tables.job})
+        return _connection_of(self.session, self._database)
 
     def _refuse_commit(self, session: Any) -> None:
         # The end of a savepoint comes here, too.

@@ -66,10 +66,12 @@ def until_signalled(dispatcher: Dispatcher, work: Callable[[], Any], *, grace: f
             left -= INTERVAL
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # ``None``: what was not set from Python cannot be set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    # Not asked whether the thread lives: it may end between two questions.
     if errors:
         raise errors[0]
-    if thread.is_alive():
-        log_event(logger, logging.ERROR, "outbox.dispatcher_stuck", dispatcher=dispatcher.name)
-        raise DispatcherStuck(dispatcher=dispatcher.name)
-    return done[0]
+    if done:
+        return done[0]
+    log_event(logger, logging.ERROR, "outbox.dispatcher_stuck", dispatcher=dispatcher.name)
+    raise DispatcherStuck(dispatcher=dispatcher.name)

@@ -578,3 +578,63 @@ def test_a_failed_body_does_not_wait_for_a_silent_database_for_ever(
         assert deliver(task, "job-1") == "REJECTED"
         proxy.resume()
         assert outbox.job("job-1").state == "running"
+
+
+# -- what is left open in the application's session ------------------------------------
+
+
+# SQLite would not even take the end of the job that leaves it.
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+def test_what_another_job_left_in_the_session_is_not_committed_with_the_next_one(
+    installed_url, letter
+):
+    with configured(installed_url) as (outbox, current, recorded):
+
+        def leave() -> None:
+            current.execute(insert(payments).values(job="left"))
+
+        def book(self: Any) -> None:
+            current.execute(insert(payments).values(job="booked"))
+
+        left = add_task(outbox.app, leave, name="shop.leave")
+        booked = transactional(outbox, book, name="shop.book")
+        record(recorded, left, "job-1")
+        record(recorded, booked, "job-2")
+        deliver(left, "job-1")
+        assert not current().in_transaction()
+        # Left by something that is no job of ours, before this one.
+        leave()
+        deliver(booked, "job-2")
+        assert outbox.job("job-2").state == "succeeded"
+        with recorded.engine.connect() as connection:
+            assert list(connection.scalars(select(payments.c.job))) == ["booked"]
+
+
+def test_a_session_that_a_job_has_only_read_in_does_not_swallow_the_next_one_s_calls(
+    installed_url,
+):
+    with configured(installed_url) as (outbox, current, recorded):
+        called = add_task(outbox.app, name="shop.letter")
+        reads = add_task(outbox.app, lambda: current.scalar(select(1)), name="shop.read")
+        calls = add_task(
+            outbox.app, lambda: called.apply_async(task_id="letter-1").id, name="shop.call"
+        )
+        record(recorded, reads, "job-1")
+        record(recorded, calls, "job-2")
+        assert [deliver(reads, "job-1"), deliver(calls, "job-2")] == ["SUCCESS", "SUCCESS"]
+        current.remove()
+        assert outbox.job("letter-1").state == "queued"
+
+
+def test_a_session_of_a_framework_may_be_out_of_reach_between_jobs(installed_url):
+    def context() -> int:
+        raise RuntimeError("Working outside of application context.")
+
+    with open_outbox(installed_url, init=False) as plain:
+        current = scoped_session(sessionmaker(plain.engine), scopefunc=context)
+        app = make_app(outbox_database_url=installed_url, result_backend="cache+memory://")
+        outbox = Outbox(app, session=current)
+        task = add_task(app, name="shop.read")
+        record(Database(plain.engine, plain.tables), task, "job-1")
+        assert deliver(task, "job-1") == "SUCCESS"
+        outbox.engine.dispose()
