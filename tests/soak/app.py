@@ -130,6 +130,15 @@ def pay(self: Any) -> str:
     return "paid"
 
 
+@task(name="soak.slow_pay", transactional=True)
+def slow_pay(self: Any, seconds: float) -> str:
+    """Write early in the job's own transaction, and be found in the middle of it."""
+    note_run(self.request.id)
+    self.session.execute(effects.insert().values(job=self.request.id))
+    time.sleep(seconds)
+    return "paid"
+
+
 @task(name="soak.block")
 def block(self: Any) -> str:
     """Write in a transaction at the end of the body."""

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,11 @@ class Roles:
         return self._processes.celery(APP, *arguments, env=self._environment, name=name)
 
 
+#: Seconds for which a worker is frozen, at least and at most: its leases end meanwhile, others take
+#: its jobs, and some of these still run when it goes on.
+FREEZE = (6.5, 9.5)
+
+
 class Chaos(threading.Thread):
     """Does something bad every second or so, until it is told to stop.
 
@@ -75,6 +81,7 @@ class Chaos(threading.Thread):
         self._rabbitmq = rabbitmq
         self._dice = random.Random(seed)
         self._ends = threading.Event()
+        self._frozen: list[tuple[float, int]] = []
         self.happened: Counter[str] = Counter()
         self.error: Exception | None = None
 
@@ -83,6 +90,7 @@ class Chaos(threading.Thread):
         self._ends.set()
         self.join(180)
         assert not self.is_alive(), "the chaos does not end"
+        self._thaw(everything=True)
 
     def run(self) -> None:
         """Pick, do, and put back what died."""
@@ -91,6 +99,7 @@ class Chaos(threading.Thread):
             ("worker killed", 3, lambda: self._kill("worker")),
             ("worker's main process killed", 3, lambda: self._kill_main("worker")),
             ("pool process killed", 12, self._kill_child),
+            ("worker frozen", 4, self._freeze),
             ("database restarted", 1, self._restart_database),
             ("broker restarted", 1, self._restart_broker),
         ]
@@ -98,6 +107,7 @@ class Chaos(threading.Thread):
             while not self._ends.wait(self._dice.uniform(0.5, 2.5)):
                 name, _, act = self._dice.choices(things, weights=[w for _, w, _ in things])[0]
                 self.happened[name] += act()
+                self._thaw()
                 self._roles.revive()
         except Exception as error:
             self.error = error
@@ -123,6 +133,26 @@ class Chaos(threading.Thread):
         if found:
             self._dice.choice(found).send(signal.SIGKILL)
         return bool(found)
+
+    def _freeze(self) -> bool:
+        """Stop a worker with its children in whatever they do; it goes on later, and knows
+        nothing of it."""
+        stopped = {pid for _, pid in self._frozen}
+        found = [worker for worker in self._roles.of("worker") if worker.pid not in stopped]
+        if not found:
+            return False
+        pid = self._dice.choice(found).pid
+        os.killpg(pid, signal.SIGSTOP)
+        self._frozen.append((time.monotonic() + self._dice.uniform(*FREEZE), pid))
+        return True
+
+    def _thaw(self, everything: bool = False) -> None:
+        now = time.monotonic()
+        for until, pid in [each for each in self._frozen if everything or each[0] <= now]:
+            self._frozen.remove((until, pid))
+            # Unless it was killed meanwhile.
+            if any(worker.pid == pid for worker in self._roles.of("worker")):
+                os.killpg(pid, signal.SIGCONT)
 
     def _kill_child(self) -> bool:
         found = [child for worker in self._roles.of("worker") for child in _children(worker.pid)]

@@ -13,11 +13,14 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 CHILDREN = 3
+#: In the id of a job that another job enqueues.
+CHILD = "-child-"
 
 #: Of a hundred requests; what they end as is in :data:`ENDS`.
 MIX = {
     "short": 52,
-    "pay": 14,
+    "pay": 10,
+    "slow_pay": 4,
     "block": 8,
     "order": 3,
     "retry": 6,
@@ -43,6 +46,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "retry": (2,),
     "insist": (3,),
     "long": (8.0,),
+    "slow_pay": (3.0,),
 }
 
 
@@ -77,7 +81,7 @@ def plan(count: int, seed: int) -> list[Request]:
 
 def child_of(job_id: str, number: int) -> str:
     """The id of a job that another job enqueues."""
-    return f"{job_id}-child-{number}"
+    return f"{job_id}{CHILD}{number}"
 
 
 class Load(threading.Thread):

@@ -6,11 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from types import ModuleType
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, func, literal_column, select
 
 from celery_outbox.core.states import State, is_allowed
 from tests.servers.rabbitmq import RabbitmqApi
-from tests.soak.load import ENDS, Request
+from tests.soak.load import CHILD, ENDS, Request
+
+TRANSACTIONAL = ("pay", "slow_pay", "block", "order")
+
+#: Lines of the journal that only the attempt writes which holds the lease.
+ENDS_OF_AN_ATTEMPT = ("succeeded", "retrying", "quarantined", "rescued")
 
 FINAL = ("succeeded", "quarantined")
 
@@ -23,6 +28,8 @@ class Verdict:
     :param ghosts: jobs of transactions that were rolled back.
     :param duplicated: transactional effects that are there more than once, or without the job.
     :param missing: transactional effects that are not there although their job succeeded.
+    :param apart: transactional effects, and jobs enqueued with them, that were committed in another
+        transaction than the success of their job: a death between the two would show it.
     :param stuck: jobs that have not ended, rows and messages that are still under way.
     :param gaps: jobs whose journal does not lead from their recording to their state.
     :param quarantined: how many ended there, by reason.
@@ -33,6 +40,7 @@ class Verdict:
     ghosts: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     quarantined: Counter[str] = field(default_factory=Counter)
@@ -42,7 +50,7 @@ class Verdict:
     @property
     def bad(self) -> dict[str, list[str]]:
         """What must be empty."""
-        names = ("lost", "ghosts", "duplicated", "missing", "stuck", "gaps")
+        names = ("lost", "ghosts", "duplicated", "missing", "apart", "stuck", "gaps")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -80,7 +88,7 @@ def judge(
             verdict.quarantined[row.reason] += 1
             if row.reason not in ENDS[kind]:
                 verdict.lost.append(f"{job_id}: in quarantine as {row.reason}")
-        transactional = kind in ("pay", "block", "order")
+        transactional = kind in TRANSACTIONAL
         wanted = int(transactional and row is not None and row.state == "succeeded")
         if effects[job_id] > wanted:
             verdict.duplicated.append(f"{job_id}: {effects[job_id]} effects, not {wanted}")
@@ -94,6 +102,7 @@ def judge(
         else:
             verdict.ghosts.append(job_id)
     verdict.reruns = sum(count - 1 for count in _count(connection, shop.runs).values())
+    verdict.apart = _apart(shop, connection)
     verdict.gaps = _gaps(shop, connection)
     _look_for_leftovers(verdict, shop, connection, broker)
     return verdict
@@ -102,6 +111,30 @@ def judge(
 def _count(connection: Connection, table: object) -> Counter[str]:
     statement = select(table.c.job, func.count()).group_by(table.c.job)  # type: ignore[attr-defined]
     return Counter({job: number for job, number in connection.execute(statement)})
+
+
+def _apart(shop: ModuleType, connection: Connection) -> list[str]:
+    effect, event = shop.effects, shop.outbox.tables.event
+    # The transaction that wrote a row (PostgreSQL documentation, section 5.5); lines of the journal
+    # are never written twice.
+    made_by = literal_column("xmin::text")
+    successes = _made_by(connection, select(event.c.job_id, made_by).where(_is(event, "succeeded")))
+    effects = _made_by(connection, select(effect.c.job, made_by))
+    recorded = _made_by(connection, select(event.c.job_id, made_by).where(_is(event, "recorded")))
+    found = [f"{job_id}: effect" for job_id, by in effects.items() if successes.get(job_id) != by]
+    for job_id, by in recorded.items():
+        parent, is_child, _ = job_id.partition(CHILD)
+        if is_child and successes.get(parent) != by:
+            found.append(f"{job_id}: enqueued")
+    return found
+
+
+def _made_by(connection: Connection, statement: Select[tuple[str, str]]) -> dict[str, str]:
+    return {job_id: transaction for job_id, transaction in connection.execute(statement)}
+
+
+def _is(event: Table, name: str) -> ColumnElement[bool]:
+    return event.c.event == name
 
 
 def _gaps(shop: ModuleType, connection: Connection) -> list[str]:
@@ -114,6 +147,10 @@ def _gaps(shop: ModuleType, connection: Connection) -> list[str]:
         before, after = states.get(line.job_id), State(line.state)
         if line.event == "claimed":
             attempts[line.job_id] += 1
+        elif line.event in ENDS_OF_AN_ATTEMPT and line.attempt != attempts[line.job_id]:
+            found.append(
+                f"{line.job_id}: {line.event} by attempt {line.attempt} of another's lease"
+            )
         if before is not after and not is_allowed(before, after):
             found.append(f"{line.job_id}: {before} -> {line.event} -> {after}")
         states[line.job_id] = after
