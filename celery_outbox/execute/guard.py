@@ -113,29 +113,13 @@ class Guard:
     ) -> trace_ok_t:
         """Handle one delivery: in place of Celery's tracer, which runs inside it.
 
+        The claim comes before the tracer, so that signals, ``before_start`` and logs meet the
+        job's real arguments; the settle comes in ``Task.__call__``, before callbacks go out.
+
         What a body, or anybody before it, leaves open in the application's session is undone:
         the next job would commit it, or lose its own calls with it.
         """
         self._undo_what_was_left(job_id)
-        try:
-            return self._trace(task, tracer, job_id, args, kwargs, request)
-        finally:
-            self._undo_what_was_left(job_id)
-
-    def _trace(
-        self,
-        task: Task,
-        tracer: Tracer,
-        job_id: str,
-        args: Any,
-        kwargs: Any,
-        request: dict[str, Any],
-    ) -> trace_ok_t:
-        """Handle one delivery.
-
-        The claim comes before the tracer, so that signals, ``before_start`` and logs meet the
-        job's real arguments; the settle comes in ``Task.__call__``, before callbacks go out.
-        """
         delivery = self.delivery_of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
@@ -146,6 +130,8 @@ class Guard:
             # A greenlet that was killed in its claim, or a fault of ours: nothing is known.
             log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
             return ended_by(Reject(error_code(error), requeue=True))
+        finally:
+            self._undo_what_was_left(job_id)
 
     def _trace(
         self,
@@ -178,7 +164,7 @@ class Guard:
         except Exception:  # a session of a framework whose context is over has been ended with it
             return
         if isinstance(session, Session):
-            log_event(logger, logging.INFO, "outbox.session_left_open", job=job_id)
+            log_event(logger, logging.DEBUG, "outbox.session_left_open", job=job_id)
             undo(session, self.database)
 
     def _start(
