@@ -21,6 +21,8 @@ LEASE = timedelta(seconds=6)
 CALLS = """
 import sys, time
 from tests.acceptance import app as shop
+
+pytestmark = pytest.mark.once
 print("clock", time.time())
 shop.add.apply_async((1, 2), task_id="soon", countdown=3)
 shop.add.apply_async((1, 2), task_id="later", countdown=300)

@@ -130,6 +130,7 @@ def test_it_runs_without_any_server(processes: Processes, tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_it_runs_on_postgresql_and_rabbitmq_again_and_again(
     processes: Processes, tmp_path: Path, postgresql_url: str, rabbitmq_url: str, rabbitmq_api
 ):
@@ -147,6 +148,7 @@ def test_it_runs_on_postgresql_and_rabbitmq_again_and_again(
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_it_runs_on_postgresql_and_redis_again_and_again(
     processes: Processes, tmp_path: Path, postgresql_url: str, redis_url: str
 ):

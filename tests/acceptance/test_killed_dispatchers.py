@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
 from sqlalchemy import func, select, update
 
 from celery_outbox.store.clock import db_after
 from tests.acceptance.conftest import on_rabbitmq
 from tests.acceptance.system import System
 from tests.wait import eventually
+
+pytestmark = pytest.mark.once
 
 JOBS, BATCH = 400, 50
 

@@ -13,6 +13,8 @@ from tests.servers.pgbouncer import Pgbouncer
 from tests.wait import eventually
 from tests.watchdog import Watchdog
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def system(

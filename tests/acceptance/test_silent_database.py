@@ -12,6 +12,8 @@ from tests.processes import Processes
 from tests.proxy import Proxy
 from tests.wait import eventually
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def proxy(postgresql_url: str, proxy_to: Callable[[str], Proxy]) -> Proxy:

@@ -17,6 +17,8 @@ from tests.servers.redis import Redis
 from tests.wait import eventually
 from tests.watchdog import Watchdog
 
+pytestmark = pytest.mark.once
+
 ATTEMPTS = 1000
 
 

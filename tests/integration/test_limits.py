@@ -17,6 +17,8 @@ from celery_outbox.store.limits import Limits
 from tests.factories import open_outbox
 from tests.wait import eventually
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def silent(postgresql_installed_url: str):

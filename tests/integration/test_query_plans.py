@@ -15,6 +15,8 @@ from celery_outbox.store import journal, messages, transitions, workers
 from tests.factories import Database, new_envelope, open_database
 from tests.servers.postgresql import Postgresql
 
+pytestmark = pytest.mark.once
+
 ROWS = 100_000
 
 #: Most jobs have ended and were published long ago; of those that have not, some are due.
