@@ -133,7 +133,10 @@ class Dispatcher:
         maintain_at = time.monotonic()
         #: When the database last answered; before the first answer it may have been away for long.
         answered_at = -math.inf
-        self._wakeup = open_wakeup(self._database.engine, self._tables.channel, self._config.notify)
+        database = self._database
+        self._wakeup = open_wakeup(
+            database.engine, self._tables.channel, self._config.notify, database.limit_driver
+        )
         log_event(logger, logging.INFO, "outbox.dispatcher_started", dispatcher=self.name)
         try:
             while not self._stop.is_set():

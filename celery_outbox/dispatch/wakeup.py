@@ -8,15 +8,19 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.log import cause, log_event
+from celery_outbox.store.engine import write_transaction
 from celery_outbox.store.notification import notify
 
 logger = logging.getLogger("celery_outbox.dispatch")
+
+Limit = Callable[[Any], AbstractContextManager[Any]]
 
 #: Seconds within which a notification to oneself must arrive.
 PROBE_TIMEOUT = 5.0
@@ -108,10 +112,12 @@ class Listening(Polling):
     Arguments:
         engine: makes the connections.
         channel: the NOTIFY channel.
+        limit: bounds how long a connection of the driver may take in a block.
     """
 
-    def __init__(self, engine: Engine, channel: str) -> None:
+    def __init__(self, engine: Engine, channel: str, limit: Limit = nullcontext) -> None:
         super().__init__()
+        self._limit = limit
         self._engine = engine
         self._channel = channel
         self._take = _DRIVERS[engine.dialect.driver]
@@ -165,13 +171,16 @@ class Listening(Polling):
             self._lost(error)
 
     def _listen(self, channel: str) -> None:
-        with self._connection.cursor() as cursor:
+        with self._limit(self._connection), self._connection.cursor() as cursor:
             cursor.execute(f'LISTEN "{channel}"')
 
     def _send_probe(self) -> None:
-        with self._engine.begin() as connection:
+        with write_transaction(self._engine, self._limit_probe) as connection:
             notify(connection, self._probe)
         self._expected_by = time.monotonic() + PROBE_TIMEOUT
+
+    def _limit_probe(self, connection: Connection) -> AbstractContextManager[Any]:
+        return self._limit(connection.connection.dbapi_connection)
 
     def _hear(self, seconds: float) -> None:
         connection = self._connection
@@ -228,13 +237,14 @@ class Listening(Polling):
             connection.close()
 
 
-def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:
+def open_wakeup(engine: Engine, channel: str, notify: bool, limit: Limit = nullcontext) -> Wakeup:
     """The wake-up for a database: LISTEN where it can be had, polling elsewhere.
 
     Arguments:
         engine: the database.
         channel: the NOTIFY channel.
         notify: whether the configuration permits LISTEN.
+        limit: bounds how long a connection of the driver may take in a block.
     """
     if not notify or engine.dialect.name != "postgresql":
         return Polling()
@@ -243,6 +253,6 @@ def open_wakeup(engine: Engine, channel: str, notify: bool) -> Wakeup:
             logger, logging.WARNING, "outbox.listen_unsupported", driver=engine.dialect.driver
         )
         return Polling()
-    listening = Listening(engine, channel)
+    listening = Listening(engine, channel, limit)
     listening.start()
     return listening

@@ -106,6 +106,10 @@ class Database:
         was lost."""
         return self._limits.at_most(connection, self._patience if patience is None else patience)
 
+    def limit_driver(self, driver: object) -> AbstractContextManager[None]:
+        """As :meth:`limit`, for a connection of the driver's own."""
+        return self._limits.driver_at_most(driver, self._patience)
+
     def ensure_ready(self, connection: Connection) -> None:
         """Check, once per engine, that the tables are there and have the right version.
 

@@ -41,7 +41,13 @@ class Limits:
     @contextmanager
     def at_most(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Cut ``connection`` when this block takes longer than ``seconds``."""
-        found = _socket_of(connection)
+        with self.driver_at_most(connection.connection.dbapi_connection, seconds):
+            yield
+
+    @contextmanager
+    def driver_at_most(self, driver: Any, seconds: float) -> Iterator[None]:
+        """As :meth:`at_most`, for a connection of the driver's own."""
+        found = _socket_of(driver)
         if found is None:
             yield
             return
@@ -96,9 +102,8 @@ class Socket(NamedTuple):
     identity: tuple[int, int]
 
 
-def _socket_of(connection: Connection) -> Socket | None:
+def _socket_of(driver: Any) -> Socket | None:
     """The connection's socket, where its driver tells it; ``None``: there is none, or no more."""
-    driver: Any = connection.connection.dbapi_connection
     fileno = getattr(driver, "fileno", None)
     if fileno is None:
         return None

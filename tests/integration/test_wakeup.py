@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from celery_outbox.dispatch import wakeup as waking
 from celery_outbox.dispatch.wakeup import Listening, Polling, open_wakeup
 from celery_outbox.store.engine import open_engine
+from celery_outbox.store.limits import Limits
 from celery_outbox.store.notification import notify
 from tests.proxy import Proxy
 from tests.servers.pgbouncer import Pgbouncer
@@ -176,3 +178,29 @@ def test_without_listen_it_polls(url, engine_for):
     wakeup = open_wakeup(engine_for(url), CHANNEL, notify=False)
     assert type(wakeup) is Polling
     wakeup.close()
+
+
+@pytest.mark.parametrize("is_trusted", [False, True], ids=["first LISTEN", "next probe"])
+def test_a_database_that_falls_silent_does_not_hold_the_wait(
+    postgresql_installed_url, engine_for, proxy_to, monkeypatch, caplog, is_trusted
+):
+    proxy: Proxy = proxy_to(postgresql_installed_url)
+    limits = Limits()
+    listening = Listening(
+        engine_for(proxy.url_for(postgresql_installed_url) + "?connect_timeout=2"),
+        CHANNEL,
+        lambda driver: limits.driver_at_most(driver, 0.3),
+    )
+    listening.start()
+    # Its notification to itself is there, and not yet read.
+    assert select.select([listening._connection], [], [], 30)[0]
+    if is_trusted:
+        monkeypatch.setattr(waking, "PROBE_INTERVAL", 0.0)
+        eventually(lambda: listens(listening))
+        listening._expected_by = None
+    proxy.stall()
+    listening.wait(0.05)
+    assert "outbox.listen_lost" in caplog.text
+    proxy.resume()
+    eventually(lambda: listens(listening))
+    listening.close()
