@@ -198,10 +198,11 @@ class Attempt(Hold):
             # Celery fails such a task too, unless nobody wants the result.
             if not self.task.request.ignore_result:
                 raise
+        # Before: a soft time limit may come as soon as it is written.
+        self.result = value
         took = self._settle(State.SUCCEEDED, self._fence.succeed(result, result_type))
         if not took:
             raise LeaseLost(job_id=self.job.id, attempt=self.number)
-        self.result = value
         return value
 
     def _keep_result(self, value: Any) -> Any:

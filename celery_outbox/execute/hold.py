@@ -109,22 +109,22 @@ class Hold:
         self.settled = True
         try:
             took = self._write_end(end, write)
+            self.ended = end if took else None
         except (SQLAlchemyError, OSError, SoftTimeLimitExceeded) as error:
             self.unwritten = True
             raise Reject(error_code(error), requeue=True) from error
-        self.ended = end if took else None
         return took
 
     def _commit(self, transaction: BodyTransaction, end: State, write: Write) -> bool:
         try:
             took = transaction.commit_with(write)
+            self.settled, self.ended = True, end if took else None
         except Exception:
             # The error may have come when it was committed: only the database knows.
             if not self._has_ended(end):
                 raise
             took = True
-        self.settled = True
-        self.ended = end if took else None
+            self.settled, self.ended = True, end
         return took
 
     def _has_ended(self, end: State) -> bool:

@@ -36,6 +36,7 @@ from celery_outbox import (
     RetryPolicy,
     TransactionOver,
 )
+from celery_outbox.execute.transaction import BodyTransaction
 from celery_outbox.store.engine import open_engine
 from tests.factories import Database, make_app, open_outbox, return_nothing
 from tests.integration.delivering import add_task, again, deliver
@@ -328,6 +329,24 @@ def test_an_error_at_the_commit_is_followed_by_a_look_at_the_database(
     deliver(task, "job-1")
     job = recorded.job("job-1")
     assert (job.state, paid(outbox)) == (("succeeded", 1) if committed else ("retrying", 0))
+
+
+def test_a_soft_limit_right_after_the_commit_does_not_make_it_stale(
+    outbox, recorded, letter, monkeypatch
+):
+    commit_with = BodyTransaction.commit_with
+
+    def interrupted(self: BodyTransaction, write: Any) -> bool:
+        commit_with(self, write)
+        raise SoftTimeLimitExceeded
+
+    task = transactional(outbox, pay)
+    task.apply_async(task_id="job-1", link=letter.si())
+    monkeypatch.setattr(BodyTransaction, "commit_with", interrupted)
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert recorded.events("job-1") == ["recorded", "claimed", "succeeded"]
+    # The one of the body, and the callback.
+    assert (paid(outbox), len(outbox.control.find(task="shop.letter"))) == (1, 2)
 
 
 # -- self.transaction() ----------------------------------------------------------------
