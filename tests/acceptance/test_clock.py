@@ -15,6 +15,8 @@ from tests.processes import Processes
 from tests.servers.faketime import wrong_clock
 from tests.wait import eventually
 
+pytestmark = pytest.mark.once
+
 LEASE = timedelta(seconds=6)
 
 #: What the web process of these tests asks for; its clock is as wrong as the others'.
@@ -22,7 +24,6 @@ CALLS = """
 import sys, time
 from tests.acceptance import app as shop
 
-pytestmark = pytest.mark.once
 print("clock", time.time())
 shop.add.apply_async((1, 2), task_id="soon", countdown=3)
 shop.add.apply_async((1, 2), task_id="later", countdown=300)
