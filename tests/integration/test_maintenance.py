@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.wait import eventually
 @pytest.fixture
 def make(database: Database) -> Callable[..., Maintenance]:
     """Returns another one that may do the maintenance of the same tables."""
-    store = Store(database.tables, lambda: database.engine, 0, patience=60)
+    store = Store(database.tables, lambda: database.engine, os.getpid(), patience=60)
 
     def make(**options: Any) -> Maintenance:
         defaults = {
