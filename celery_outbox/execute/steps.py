@@ -14,6 +14,7 @@ from celery import bootsteps, signals
 from celery.utils.nodenames import gethostname
 from celery.worker import state
 
+from celery_outbox.execute.forking import ForkGate
 from celery_outbox.execute.storable import is_storable
 from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
@@ -22,6 +23,11 @@ from celery_outbox.store.schema import MAX_JOB_ID
 
 logger = logging.getLogger("celery_outbox.execute")
 
+
+#: Seconds that a new pool process waits for a beat at most.
+FORK_PATIENCE = 5.0
+
+_forks = ForkGate(FORK_PATIENCE)
 
 #: What ends a worker.
 _SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
@@ -71,9 +77,10 @@ class Heartbeat(bootsteps.StartStopStep):
         while True:
             try:
                 if not registered:
-                    self._outbox.database.write(self._register)
+                    with _forks:
+                        self._outbox.database.write(self._register)
                     registered = True
-                with _no_signals():
+                with _no_signals(), _forks:
                     self._outbox.database.write(self._beat, patience=patience)
                 pause = interval
             except Exception as error:  # a thread that ends would let every lease end

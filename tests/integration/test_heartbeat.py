@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+
 from sqlalchemy import event
 
+from celery_outbox import Outbox
 from celery_outbox.core.states import State
+from celery_outbox.execute import steps
+from celery_outbox.execute.steps import Heartbeat
 from celery_outbox.store import transitions, workers
 from tests.factories import Database
 
@@ -41,3 +47,19 @@ def test_a_restart_under_the_same_name_keeps_nothing_of_the_first(database: Data
         database.do(workers.register, worker, hostname="host", pid=1)
     assert database.do(workers.beat, "host:1:bbbb", held, lease=60) == 0
     assert database.do(workers.beat, "host:1:aaaa", held, lease=60) == 2
+
+
+def test_no_pool_process_is_forked_in_the_middle_of_a_beat(outbox: Outbox, monkeypatch):
+    gate, inside = threading.Lock(), []
+    monkeypatch.setattr(steps, "_forks", gate)
+    write = outbox.database.write
+    monkeypatch.setattr(
+        outbox.database,
+        "write",
+        lambda work, **options: (inside.append(gate.locked()), write(work, **options))[1],
+    )
+    heartbeat = Heartbeat(SimpleNamespace(app=outbox.app))
+    heartbeat._stop.set()
+    heartbeat._run()
+    # Its entry and its beat; it signs off when the pool is gone.
+    assert inside == [True, True, False]
