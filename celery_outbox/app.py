@@ -32,7 +32,7 @@ from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
-from celery_outbox.store.engine import begin_immediate, open_engine, transactional
+from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
 from celery_outbox.store.schema import Tables, build_tables
 
 _ATTRIBUTE = "_celery_outbox"
@@ -172,7 +172,7 @@ class Outbox:
             owner = owner()
         if isinstance(owner, Session):
             # SQLite's driver begins no transaction for a savepoint, whose end commits it then.
-            begin_immediate(owner.connection(bind_arguments={"clause": self.tables.job}))
+            begin_immediate(connection_in(owner, self.tables))
             with self.use(owner), owner.begin_nested():
                 yield owner
             return

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from celery_outbox.exceptions import CommitInBody, UnusableSession
 from celery_outbox.execute.fence import Write
-from celery_outbox.store.engine import begin_immediate, is_autocommit
+from celery_outbox.store.engine import begin_immediate, connection_in, is_autocommit
 
 if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
@@ -27,14 +27,9 @@ def undo(session: Session, database: Database) -> None:
     # A connection that is gone has undone it.
     with contextlib.suppress(SQLAlchemyError):
         if session.in_transaction() and session.is_active:
-            limit = database.limit(_connection_of(session, database))
+            limit = database.limit(connection_in(session, database.tables))
     with contextlib.suppress(SQLAlchemyError), limit:
         session.rollback()
-
-
-def _connection_of(session: Session, database: Database) -> Connection:
-    # A session with several binds knows by the table which database is meant.
-    return session.connection(bind_arguments={"clause": database.tables.job})
 
 
 class BodyTransaction:
@@ -115,7 +110,7 @@ class BodyTransaction:
             self._committing = False
 
     def _connection(self) -> Connection:
-        return _connection_of(self.session, self._database)
+        return connection_in(self.session, self._database.tables)
 
     def _refuse_commit(self, session: Any) -> None:
         # The end of a savepoint comes here, too.

@@ -9,6 +9,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox.exceptions import UnusableSession
+from celery_outbox.store.engine import connection_in
 from celery_outbox.store.schema import Tables
 
 
@@ -65,8 +66,7 @@ def _is_async(owner: Any) -> bool:
 
 def _of_session(session: Session, tables: Tables, task: str) -> Connection:
     try:
-        # A session with several binds knows by the table which database is meant.
-        return session.connection(bind_arguments={"clause": tables.job})
+        return connection_in(session, tables)
     except UnboundExecutionError as error:
         raise _unusable(
             session, task, "it has no bind for the outbox tables: Session(bind=engine)"

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import Session
 
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.store.schema import Tables
 
 Result = TypeVar("Result")
 
@@ -125,6 +127,16 @@ def begin_immediate(connection: Connection) -> None:
     driver = connection.connection.dbapi_connection
     if driver is not None and not driver.in_transaction:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def connection_in(session: Session, tables: Tables) -> Connection:
+    """The connection of a session's transaction in the database of the outbox tables.
+
+    Raises:
+        sqlalchemy.exc.UnboundExecutionError: the session has no bind for them.
+    """
+    # A session with several binds knows by the table which database is meant.
+    return session.connection(bind_arguments={"clause": tables.job})
 
 
 def is_autocommit(connection: Connection) -> bool:
