@@ -139,6 +139,10 @@ class Rabbitmq:
             + ".",
         )
 
+    def set_policy(self, vhost: str, *arguments: str) -> None:
+        """Run ``rabbitmqctl set_policy`` for a virtual host of a private server."""
+        self._control("set_policy", "-p", vhost, *arguments)
+
     def _control(self, *arguments: str) -> None:
         assert self._environment is not None, "it is not a private server"
         program = Path(_find_program() or "").with_name("rabbitmqctl")

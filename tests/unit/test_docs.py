@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -11,8 +12,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from celery import Celery, Task
 
-from celery_outbox import Outbox, exceptions
+from celery_outbox import Outbox, OutboxTask, exceptions
 from celery_outbox.config import Config
 from celery_outbox.core.classification import PERMANENT_TYPES
 from celery_outbox.core.reasons import Reason
@@ -24,6 +26,7 @@ from tests.wait import eventually
 README = REPOSITORY / "README.rst"
 DOCS = REPOSITORY / "docs"
 HOWTO = sorted(path for path in (DOCS / "howto").glob("*.rst") if path.name != "index.rst")
+HOWTO.append(DOCS / "migrating.rst")
 PAGES = [
     README,
     REPOSITORY / "CHANGELOG.rst",
@@ -326,3 +329,31 @@ def test_the_commands_page_has_every_command_with_its_options():
         # cli.rst says it of all of them.
         assert any("--json" in param.opts for param in command.params), path
     assert ".. outbox-commands::" in (DOCS / "reference" / "cli.rst").read_text()
+
+
+def test_the_migrating_page_has_every_option_of_a_call_and_of_a_task():
+    text = (DOCS / "migrating.rst").read_text(encoding="utf-8")
+
+    def rows(name: str) -> set[str]:
+        """What is in the first column of a table."""
+        table = re.search(rf"^\.\. {name}\n\n(.+?)\n\n(?=\S+ )", text, re.M | re.S)
+        assert table is not None
+        cells = re.findall(r"^   \* - (.+(?:\n       .+)*)", table.group(1), re.M)
+        return set(re.findall(r"``(\w+)``", " ".join(cells)))
+
+    call = {
+        *inspect.signature(Task.apply_async).parameters,
+        *inspect.signature(OutboxTask.apply_async).parameters,
+        *inspect.signature(Celery.send_task).parameters,
+        # What Celery's documentation names beside them.
+        *("queue", "exchange", "routing_key", "priority", "serializer", "compression"),
+        *("headers", "retry", "retry_policy", "delivery_mode", "ignore_result"),
+    }
+    assert call - {"self", "name", "options"} - rows("call-options") == set()
+    task = {
+        option
+        for kind in (Task, OutboxTask)
+        for option, value in vars(kind).items()
+        if not option.startswith("_") and not callable(value) and not hasattr(value, "__get__")
+    }
+    assert task - {"abstract", "from_config", "request_stack"} - rows("task-options") == set()
