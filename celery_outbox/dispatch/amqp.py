@@ -19,6 +19,7 @@ from kombu import Connection, Queue
 from kombu.exceptions import OperationalError
 
 from celery_outbox.dispatch.publisher import Outcome, Report, queues_to_declare
+from celery_outbox.dispatch.replies import ReplyQueues
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
 
@@ -53,6 +54,8 @@ class AmqpPublisher:
         self._connection: Connection | None = None
         self._channel: Any = None
         self._declared: set[str] = set()
+        self._reply_queues = ReplyQueues(app)
+        self._declared_replies: set[str] = set()
         self._next_tag = 1
         self._pending: OrderedDict[int, Wire] = OrderedDict()
         self._returned: dict[tuple[str, str, str], str] = {}
@@ -61,6 +64,8 @@ class AmqpPublisher:
     def publish(self, wires: Sequence[Wire]) -> Report:
         """Send a batch; see :meth:`Publisher.publish`."""
         self._report = Report()
+        # They are gone when their callers have left them.
+        self._declared_replies.clear()
         try:
             try:
                 self._send(wires)
@@ -207,6 +212,10 @@ class AmqpPublisher:
     def _declare(self, wire: Wire) -> None:
         for queue in queues_to_declare(self._app, wire, self._declared):
             self._declare_queue(queue)
+        replies = self._reply_queues.of(wire)
+        if replies is not None and replies.name not in self._declared_replies:
+            self._declared_replies.add(replies.name)
+            self._declare_queue(replies)
 
     def _declare_queue(self, queue: Queue) -> None:
         self._declared.add(queue.name)

@@ -217,3 +217,38 @@ def test_a_connection_cut_between_publish_and_confirm_decides_nothing(
     assert publisher.publish([wire(2)]).outcomes == {2: Outcome.CONFIRMED}
     assert rabbitmq_api.depth("work") == 3
     publisher.close()
+
+
+def test_the_queue_for_the_answer_is_there_before_the_message(
+    rabbitmq_url: str, rabbitmq_api: RabbitmqApi
+) -> None:
+    """Celery's backend ``rpc://`` declares it at the call, which connects to nothing here."""
+    app = Celery(broker=rabbitmq_url, backend="rpc://")
+    publisher = AmqpPublisher(app, window=100, timeout=10.0)
+    rabbitmq_api.declare("work")
+    calls = [wire(1, parent_id=None), wire(2, parent_id=None), wire(3, parent_id="job-1")]
+    for call, caller in zip(calls, (app.thread_oid, app.thread_oid, "worker"), strict=True):
+        call.properties["reply_to"] = caller
+
+    for call in calls:
+        publisher.publish([call])
+    publisher.close()
+
+    # A job's own calls have none: nobody waits in a worker.
+    assert rabbitmq_api.queues() == sorted(["work", app.thread_oid])
+    rabbitmq_api.publish(app.thread_oid, {"task_id": "job-1", "status": "SUCCESS", "result": 7})
+    # The caller looks only now, and declares it in the same way.
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        app.backend.binding(channel).declare()
+    assert rabbitmq_api.depth(app.thread_oid) == 1
+
+
+def test_other_result_backends_have_no_queue_for_answers(
+    publisher: AmqpPublisher, rabbitmq_api: RabbitmqApi
+) -> None:
+    call = wire(1, parent_id=None)
+    call.properties["reply_to"] = "caller"
+
+    publisher.publish([call])
+
+    assert rabbitmq_api.queues() == ["work"]
