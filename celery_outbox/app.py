@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -26,14 +27,18 @@ from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError, UnusableSession
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
+from celery_outbox.log import log_event
 from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun
+from celery_outbox.record.by_name import record_calls_by_name
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
 from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
 from celery_outbox.store.schema import Tables, build_tables
+
+logger = logging.getLogger("celery_outbox")
 
 _ATTRIBUTE = "_celery_outbox"
 
@@ -74,7 +79,9 @@ class Outbox:
         self._result_store = result_store
         self._ambient: ContextVar[Any] = ContextVar("outbox_session", default=None)
         self._worker_id: str | None = None
+        self._has_imported = False
         setattr(app, _ATTRIBUTE, self)
+        record_calls_by_name(app, Outbox.of, self._task_named)
 
     @classmethod
     def of(cls, app: Celery) -> Outbox:
@@ -212,8 +219,10 @@ class Outbox:
         session: Any,
         options: dict[str, Any],
     ) -> AsyncResult:
-        """Record a task call; what :meth:`OutboxTask.apply_async` does."""
-        template = getattr(task, "result_key", None)
+        """Record a task call; what :meth:`OutboxTask.apply_async` and ``app.send_task`` do."""
+        relay = bool(getattr(task, "relayed", False))
+        # The key is the worker's, which is not ours.
+        template = None if relay else getattr(task, "result_key", None)
         if template is not None:
             # Without a store the job would only fail in the worker.
             _ = self.result_store
@@ -227,6 +236,7 @@ class Outbox:
             max_attempts=self.guard.policy_of(task).max_attempts,
             result_key_template=template,
             options=options,
+            relay=relay,
         )
 
     def _owners(self, session: Any) -> tuple[Any, ...]:
@@ -352,6 +362,18 @@ class Outbox:
         self.app.loader.import_default_modules()
         task = self.app.tasks.get(name)
         return task is not None and not hasattr(type(task), "outbox")
+
+    def _task_named(self, name: str) -> Any:
+        """The task of this name, if the app has one; what a worker imports is imported once."""
+        tasks = self.app.tasks
+        if name not in tasks and not self._has_imported:
+            self._has_imported = True
+            try:
+                self.app.loader.import_default_modules()
+            except Exception:
+                # The call is relayed then, and a worker that has the task runs it as its own.
+                log_event(logger, logging.WARNING, "outbox.import_failed", exc_info=True)
+        return tasks.get(name)
 
     def _make_engine(self) -> Engine:
         if self._engine is not None:

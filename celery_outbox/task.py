@@ -47,6 +47,9 @@ class OutboxTask(Task):
     ``transactional``
         the body runs in one transaction (:attr:`session`), which is committed together with the
         jobs that it enqueues and with the job's success, or not at all.
+    ``relayed``
+        the task runs in another service, which needs no outbox: its message goes out in full, and
+        the job ends as ``relayed`` when the broker has confirmed it.
     """
 
     abstract = True
@@ -66,6 +69,7 @@ class OutboxTask(Task):
     classify = None
     result_key: str | None = None
     transactional: bool = False
+    relayed: bool = False
 
     _celery_tracer: Any = None
 
@@ -100,6 +104,7 @@ class OutboxTask(Task):
             "retry_for": (tuple, "a tuple of exception classes"),
             "result_key": (str, "text such as 'reports/{job_id}.csv'"),
             "transactional": (bool, "True or False"),
+            "relayed": (bool, "True or False"),
         }
         for option, (kind, what) in expected.items():
             value = getattr(cls, option)

@@ -17,7 +17,7 @@ from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.record.capture import RecordingProducer
-from celery_outbox.store import install, journal, messages, recording, transitions
+from celery_outbox.store import install, journal, messages, recording, relaying, transitions
 from celery_outbox.store import job as jobs
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.engine import open_engine, retry_transaction
@@ -218,7 +218,7 @@ class Database:
         elif state is State.EXPIRED:
             self.do(transitions.expire, new.id, attempt=0, actor="maintenance")
         elif state is State.RELAYED:
-            self.do(transitions.relay, new.id, attempt=0, actor="dispatcher")
+            self.do(relaying.relay, new.id, attempt=0, actor="dispatcher")
         job = self.job(new.id)
         assert job.state is state
         return job

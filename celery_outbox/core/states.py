@@ -38,7 +38,8 @@ class Transition(str, Enum):
 
     #: A caller asked for the operation.
     RECORD = "recorded"
-    #: A worker met a message of a client that has no outbox, and recorded it.
+    #: A worker met a message without a claim check: of a client that has no outbox, or of a
+    #: call that was relayed and whose task turned out to be ours.
     ADOPT = "adopted"
     #: A worker took the job under a lease.
     CLAIM = "claimed"
@@ -73,23 +74,30 @@ _WAITING = frozenset({State.QUEUED, State.RETRYING})
 #: ``None`` as a source stands for "no such job yet".
 TRANSITIONS: dict[Transition, tuple[frozenset[State | None], State]] = {
     Transition.RECORD: (frozenset({None}), State.QUEUED),
-    Transition.ADOPT: (frozenset({None}), State.QUEUED),
+    # From RELAYED: the caller's process did not know the task, and a worker of ours does.
+    Transition.ADOPT: (frozenset({None, State.RELAYED}), State.QUEUED),
     # From RUNNING only when the lease has expired: the SQL guard adds that condition.
     Transition.CLAIM: (_WAITING | {State.RUNNING}, State.RUNNING),
     Transition.SUCCEED: (frozenset({State.RUNNING}), State.SUCCEEDED),
     Transition.RETRY: (frozenset({State.RUNNING}), State.RETRYING),
     # From None: a message without a job; from waiting states: the broker refused the message.
-    Transition.QUARANTINE: (_WAITING | {State.RUNNING, None}, State.QUARANTINED),
+    # From RELAYED: a worker of ours met the message, and cannot run it.
+    Transition.QUARANTINE: (
+        _WAITING | {State.RUNNING, State.RELAYED, None},
+        State.QUARANTINED,
+    ),
     Transition.RESCUE: (frozenset({State.RUNNING}), State.RETRYING),
     Transition.REPLAY: (frozenset({State.QUARANTINED}), State.QUEUED),
     Transition.RESOLVE: (frozenset({State.QUARANTINED}), State.SUCCEEDED),
     Transition.DISCARD: (frozenset({State.QUARANTINED}), State.CANCELLED),
     Transition.CANCEL: (_WAITING, State.CANCELLED),
     Transition.EXPIRE: (_WAITING, State.EXPIRED),
-    Transition.RELAY: (frozenset({State.QUEUED}), State.RELAYED),
+    # From RETRYING: a body went on as a task of another service (self.replace()).
+    Transition.RELAY: (_WAITING, State.RELAYED),
 }
 
-#: States that no worker, dispatcher or maintenance run leaves by itself.
+#: States that no worker, dispatcher or maintenance run leaves by itself. A relayed job is left
+#: alone too, unless the message that went out for it comes back to a worker of ours.
 FINAL_STATES = frozenset(
     {State.SUCCEEDED, State.QUARANTINED, State.CANCELLED, State.EXPIRED, State.RELAYED}
 )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 
+from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.result_key import fill_result_key
+from celery_outbox.core.states import State
+from celery_outbox.exceptions import InvalidResultKey
 from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import set_aside
 from celery_outbox.execute.payload import Call, encode_call, envelope_of
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import recording
+from celery_outbox.store import recording, relaying, transitions
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
@@ -53,6 +56,40 @@ def adopt(connection: Connection, guard: Guard, task: Task, delivery: Delivery, 
         result_key=fill_result_key(task.name, template, delivery.job_id, call.args, call.kwargs),
     )
     recording.adopt(connection, guard.tables, new, actor=guard.worker_id())
+
+
+def take_over(connection: Connection, guard: Guard, task: Task, job: Job, call: Call) -> Job:
+    """Make a job ours that was recorded for another service, because its message came here.
+
+    Returns:
+        The job afterwards, still locked; in quarantine where its arguments give no result key.
+    """
+    template = getattr(task, "result_key", None)
+    facts: dict[str, Any]
+    try:
+        key = fill_result_key(task.name, template, job.id, call.args, call.kwargs)
+    except InvalidResultKey as error:
+        transitions.quarantine_waiting(
+            connection,
+            guard.tables,
+            job.id,
+            attempt=job.attempt,
+            actor=guard.worker_id(),
+            reason=Reason.UNDECODABLE,
+            error_code=error_code(error),
+            # This delivery is acknowledged: the job has its end already.
+            copy=True,
+            relayed=True,
+        )
+    else:
+        attempts = max(guard.policy_of(task).max_attempts, job.attempt + 1)
+        facts = {"max_attempts": attempts, "result_key": key}
+        if job.state is State.RELAYED:
+            actor = guard.worker_id()
+            relaying.adopt_relayed(connection, guard.tables, job, actor=actor, **facts)
+        else:
+            relaying.keep_from_relaying(connection, guard.tables, job, **facts)
+    return jobs.lock(connection, guard.tables, job.id) or job
 
 
 def quarantine(

@@ -65,6 +65,8 @@ class Claim:
         job = jobs.lock(connection, self._tables, delivery.job_id)
         if job is None:
             return Unknown(), None
+        if job.relay and not delivery.is_claim_check and job.task == self._task.name:
+            job = adoption.take_over(connection, self._guard, self._task, job, self._call)
         if any(_is_same_claim(job, earlier) for earlier in self._claimed):
             # It was committed, and the answer to the commit was lost.
             return Run(), job

@@ -88,6 +88,7 @@ class Fence:
             result_key=new.result_key,
             max_attempts=new.max_attempts,
             error_code=error_code,
+            relay=new.relay,
         )
 
     def quarantine(

@@ -106,6 +106,10 @@ def _end_foreign(
                 connection, guard.tables, job, event="duplicate", actor=guard.worker_id()
             )
             return job.id, _was_not_rejected(connection, guard, foreign, job)
+    if _was_relayed(job, foreign):
+        transitions.add_delivery(connection, guard.tables, job.id)
+        end_waiting(connection, guard, job, reason, code)
+        return job.id, True
     if _was_made_by(job, foreign):
         # This message made the job, and the worker died before it could reject it.
         transitions.count_delivery(
@@ -172,6 +176,7 @@ def end_waiting(connection: Connection, guard: Guard, job: Job, reason: Reason, 
         reason=reason,
         error_code=code,
         copy=not guard.broker_dead_letters(job.queue),
+        relayed=job.relay,
     )
 
 
@@ -252,6 +257,13 @@ def _was_not_rejected(connection: Connection, guard: Guard, foreign: Foreign, jo
 def _is_own(job: Job, foreign: Foreign) -> bool:
     """Whether a message came through the outbox for this very job."""
     return foreign.is_claim_check and job.task == foreign.task
+
+
+def _was_relayed(job: Job, foreign: Foreign) -> bool:
+    """Whether a message went out in full for this job, as for a task of another service, and came
+    to a worker of ours."""
+    open_states = WAITING_STATES | {State.RELAYED}
+    return job.relay and job.state in open_states and job.task == foreign.task
 
 
 def _was_made_by(job: Job, foreign: Foreign) -> bool:

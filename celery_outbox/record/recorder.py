@@ -78,14 +78,17 @@ class Recorder:
         max_attempts: int,
         result_key_template: str | None,
         options: dict[str, Any],
+        relay: bool = False,
     ) -> AsyncResult:
         """Record ``task.apply_async(args, kwargs, **options)``.
 
         Arguments:
+            task: the task, or what stands for one that is not registered here.
             celery_apply_async: Celery's own ``apply_async`` of the task.
             task_id: the caller's stable key, or ``None``.
             owners: sessions or connections, the first that is not ``None`` wins.
             max_attempts: attempts of the job in all.
+            relay: the task is another service's, and its message goes out in full.
 
         Returns:
             A result whose id is the job id; when there is a job with this id, that job's.
@@ -105,6 +108,8 @@ class Recorder:
         expires = options.get("expires")
         if isinstance(expires, (str, datetime)):
             due(task.name, None, expires, option="expires")
+        # Celery would make a producer of it and send the message.
+        options.pop("connection", None)
         producer = RecordingProducer()
         options.setdefault("argsrepr", REDACTED)
         options.setdefault("kwargsrepr", REDACTED)
@@ -151,6 +156,7 @@ class Recorder:
             available_at=available_at,
             expires_at=_moment(envelope.headers.get("expires")),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
+            relay=relay,
         )
         if running is not None and running.job_id == job_id:
             running.resume_as(new)

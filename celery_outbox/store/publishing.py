@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from celery_outbox.core.reasons import Reason
-from celery_outbox.store import journal, messages, transitions
+from celery_outbox.store import journal, messages, relaying, transitions
 from celery_outbox.store.messages import Message
 from celery_outbox.store.schema import Tables
 
@@ -28,9 +28,7 @@ def mark(
     # Jobs before messages: the order in which every transition locks them.
     for message in confirmed:
         if message.relay and message.kind == messages.TASK:
-            transitions.relay(
-                connection, tables, message.job_id, attempt=message.attempt, actor=actor
-            )
+            relaying.relay(connection, tables, message.job_id, attempt=message.attempt, actor=actor)
     marked = messages.mark_published(
         connection, tables, [message.id for message in confirmed], claim
     )

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, or_, update
 
 from celery_outbox.core.reasons import Reason, Source
-from celery_outbox.core.states import State, Transition, sources, target
+from celery_outbox.core.states import WAITING_STATES, State, Transition, sources, target
 from celery_outbox.store import journal, messages
 from celery_outbox.store.clock import db_after, db_moment, db_now
 from celery_outbox.store.envelope import Envelope
@@ -51,6 +51,8 @@ def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease
         attempt=column.attempt + 1,
         deliveries=column.deliveries + 1,
         lease_token=column.lease_token + 1,
+        # Whatever its caller knew: the task is ours.
+        relay=0,
         leased_by=actor,
         leased_until=db_after(lease),
         started_at=db_now(),
@@ -178,6 +180,7 @@ def resume_as(
     result_key: str | None,
     max_attempts: int,
     error_code: str | None,
+    relay: bool = False,
 ) -> bool:
     """End the attempt because the body itself asked to go on later (``self.retry``).
 
@@ -201,6 +204,7 @@ def resume_as(
         expires_at=expires_at,
         result_key=result_key,
         max_attempts=max(max_attempts, attempt + 1),
+        relay=int(relay),
     )
 
 
@@ -251,9 +255,16 @@ def quarantine_waiting(
     reason: Reason,
     error_code: str | None = None,
     copy: bool,
+    relayed: bool = False,
 ) -> bool:
-    """Quarantine a job that waits, because no worker can get or read its message."""
-    waiting = [str(state) for state in sources(Transition.CANCEL)]
+    """Quarantine a job that waits, because no worker can get or read its message.
+
+    Arguments:
+        relayed: also a job that counts as relayed.
+    """
+    waiting = [str(state) for state in WAITING_STATES]
+    if relayed:
+        waiting.append(str(State.RELAYED))
     took = _apply(
         connection,
         tables,
@@ -325,14 +336,6 @@ def expire(
 ) -> bool:
     """End a waiting job whose time is over."""
     return _end_waiting(connection, tables, Transition.EXPIRE, job_id, attempt, actor)
-
-
-def relay(connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str) -> bool:
-    """End a job of another service, whose message the broker has confirmed."""
-    took = _apply(connection, tables, Transition.RELAY, job_id, [], finished_at=db_now())
-    if took:
-        _journal(connection, tables, Transition.RELAY, job_id, attempt, actor)
-    return took
 
 
 def count_delivery(

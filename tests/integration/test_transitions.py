@@ -8,10 +8,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition, sources, target
-from celery_outbox.store import recording, transitions
+from celery_outbox.store import recording, relaying, transitions
 from celery_outbox.store.job import Job
 from tests.factories import Database, new_envelope, new_job
 
@@ -79,7 +80,7 @@ def expire(database: Database, job: Job) -> bool:
 
 
 def relay(database: Database, job: Job) -> bool:
-    return database.do(transitions.relay, job.id, attempt=0, actor="dispatcher")
+    return database.do(relaying.relay, job.id, attempt=0, actor="dispatcher")
 
 
 def record(database: Database, job: Job) -> bool:
@@ -88,6 +89,17 @@ def record(database: Database, job: Job) -> bool:
 
 def adopt(database: Database, job: Job) -> bool:
     return database.do(recording.adopt, new_job(job.id), actor="worker")
+
+
+def quarantine_relayed(database: Database, job: Job) -> bool:
+    why = {"reason": Reason.UNKNOWN_TASK, "copy": True, "relayed": True}
+    end = {"attempt": job.attempt, "actor": "worker"}
+    return database.do(transitions.quarantine_waiting, job.id, **end, **why)
+
+
+def adopt_relayed(database: Database, job: Job) -> bool:
+    task_says = {"max_attempts": 5, "result_key": None}
+    return database.do(relaying.adopt_relayed, job, actor="worker", **task_says)
 
 
 def record_quarantined(database: Database, job: Job) -> bool:
@@ -99,7 +111,7 @@ WAITING = {State.QUEUED, State.RETRYING}
 #: Each function, the transition that it makes, and the part of its sources that is the function's.
 STEPS: list[tuple[Callable[[Database, Job], bool], Transition, set[State] | None]] = [
     (record, Transition.RECORD, None),
-    (adopt, Transition.ADOPT, None),
+    (adopt, Transition.ADOPT, set()),
     (record_quarantined, Transition.QUARANTINE, set()),
     (claim, Transition.CLAIM, WAITING),
     (succeed, Transition.SUCCEED, None),
@@ -113,7 +125,24 @@ STEPS: list[tuple[Callable[[Database, Job], bool], Transition, set[State] | None
     (cancel, Transition.CANCEL, None),
     (expire, Transition.EXPIRE, None),
     (relay, Transition.RELAY, None),
+    (adopt_relayed, Transition.ADOPT, {State.RELAYED}),
+    (quarantine_relayed, Transition.QUARANTINE, {*WAITING, State.RELAYED}),
 ]
+
+
+def set_relay(database: Database, job: Job) -> None:
+    table = database.tables.job
+    database.execute(update(table).where(table.c.id == job.id).values(relay=1))
+
+
+def test_a_job_that_a_worker_of_ours_took_is_not_relayed_any_more(database: Database):
+    job = database.put(State.QUEUED, relay=True)
+    assert claim(database, job)
+    assert not database.job(job.id).relay
+    assert retry(database, database.job(job.id))
+    # The dispatcher comes late with the note that the message went out.
+    assert not database.do(relaying.relay, job.id, attempt=0, actor="dispatcher")
+    assert database.job(job.id).state is State.RETRYING
 
 
 def everything(database: Database, job_id: str) -> Any:
@@ -132,6 +161,9 @@ def test_a_transition_takes_effect_exactly_from_the_states_of_the_table(
     effective = set()
     for state in State:
         job = database.put(state)
+        if step is relay:
+            set_relay(database, job)
+            job = database.job(job.id)
         before = everything(database, job.id)
         if step(database, job):
             effective.add(state)

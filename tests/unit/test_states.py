@@ -24,6 +24,9 @@ ALLOWED = {
     ("retrying", "quarantined"),
     ("retrying", "cancelled"),
     ("retrying", "expired"),
+    ("retrying", "relayed"),
+    ("relayed", "queued"),  # its message came to a worker of this app after all
+    ("relayed", "quarantined"),
     ("quarantined", "queued"),
     ("quarantined", "succeeded"),
     ("quarantined", "cancelled"),
@@ -39,13 +42,19 @@ def test_a_job_goes_from_one_state_to_another_exactly_where_the_design_says(befo
 
 def test_only_a_person_leads_a_job_out_of_a_final_state():
     by_a_person = {states.Transition.REPLAY, states.Transition.RESOLVE, states.Transition.DISCARD}
-    leaving = {each for each, (before, _) in TRANSITIONS.items() if before & FINAL_STATES}
+    others = FINAL_STATES - {State.RELAYED}
+    leaving = {each for each, (before, _) in TRANSITIONS.items() if before & others}
     assert leaving == by_a_person
+
+
+def test_only_a_worker_that_gets_its_message_takes_a_relayed_job():
+    leaving = {each for each, (before, _) in TRANSITIONS.items() if State.RELAYED in before}
+    assert leaving == {states.Transition.ADOPT, states.Transition.QUARANTINE}
 
 
 def test_every_state_is_final_or_can_be_left():
     stuck = {s for s in State if not any(is_allowed(s, after) for after in State)}
-    assert stuck == FINAL_STATES - {State.QUARANTINED}
+    assert stuck == FINAL_STATES - {State.QUARANTINED, State.RELAYED}
 
 
 @pytest.mark.parametrize("transition", states.Transition)
