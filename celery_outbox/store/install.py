@@ -6,7 +6,7 @@ from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
 from celery_outbox.exceptions import SchemaMismatch, SchemaMissing
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent
 from celery_outbox.store.schema import SCHEMA_VERSION, Tables
 
 # Any fixed number serves; this one is "outbox" in ASCII.

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, or_, select, update
 
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent
 from celery_outbox.store.schema import Tables
 
 #: Held by whoever does the maintenance.

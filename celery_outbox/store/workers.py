@@ -8,7 +8,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent
 from celery_outbox.store.schema import Tables
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, recording, transitions, workers
+from celery_outbox.store import dialects, journal, recording, transitions, workers
 from tests.factories import Database, new_envelope, new_job
 
 SOON = timedelta(seconds=5)
@@ -38,6 +38,18 @@ def test_a_second_record_of_an_id_changes_nothing(database: Database):
     assert not database.do(recording.adopt, new_job(job.id, task="another"), actor="worker")
     assert database.job(job.id).task == "shop.export"
     assert database.counts() == (1, 1, 1)
+
+
+def test_many_rows_are_inserted_but_for_those_that_are_there(database: Database):
+    def insert(connection, tables, names):
+        rows = [{"id": name, "hostname": "h" * 200, "pid": 1} for name in names]
+        return dialects.insert_absent(connection, tables.worker, rows)
+
+    assert database.do(insert, ["w-3", "w-1600"]) == {"w-3", "w-1600"}
+    names = [f"w-{number}" for number in range(1700)]
+    assert database.do(insert, names) == set(names) - {"w-3", "w-1600"}
+    assert database.do(insert, names) == set()
+    assert database.do(insert, []) == set()
 
 
 def test_an_adopted_job_needs_no_message_for_it_has_been_delivered(database: Database):
