@@ -1,13 +1,25 @@
-"""What databases say differently: an insert that leaves alone what is there."""
+"""What databases say differently: types, and an insert that leaves alone what is there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Dialect,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    insert,
+    select,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.compiler import compiles
 
 #: SQLAlchemy's names for MySQL, and for MariaDB by a URL that says so.
 MYSQL = ("mysql", "mariadb")
@@ -21,6 +33,42 @@ _ROWS = 500
 #: Bytes of data in one statement of MariaDB and MySQL, unless one row alone has more: theirs is
 #: a limit too (``max_allowed_packet``, 16 MiB and more by default).
 _BYTES = 4_000_000
+
+
+#: Where MariaDB and MySQL keep a table; each of SQLAlchemy's names for them has its own options.
+#: Their usual collations do not tell ``A`` from ``a``.
+TABLE_OPTIONS: dict[str, Any] = {
+    f"{dialect}_{option}": value
+    for dialect in MYSQL
+    for option, value in (
+        ("engine", "InnoDB"),
+        ("charset", "utf8mb4"),
+        ("collate", "utf8mb4_bin"),
+    )
+}
+
+#: A number that the database gives. SQLite does so only in a column declared INTEGER.
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+#: Text and bytes of any size; TEXT and BLOB of MariaDB and MySQL end at 64 KiB.
+LongText = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
+LongBinary = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
+
+
+class Name(String):
+    """Text of a bounded length that equals only what is the same in every character."""
+
+
+@compiles(Name)
+def _name(name: Name, compiler: Any, **options: Any) -> str:
+    return str(compiler.visit_VARCHAR(name, **options))
+
+
+@compiles(Name, *MYSQL)
+def _name_mysql(name: Name, compiler: Any, **options: Any) -> str:
+    # The collations of the table's option take "a " and "a" for the same.
+    collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
+    return f"VARCHAR({name.length}) CHARACTER SET utf8mb4 COLLATE {collation}"
 
 
 def is_mysql(dialect: Dialect) -> bool:

@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
-from celery_outbox.store import job as jobs
 from celery_outbox.store import dialects, journal, recording, transitions, workers
+from celery_outbox.store import job as jobs
 from tests.factories import Database, new_envelope, new_job
 
 SOON = timedelta(seconds=5)
