@@ -16,10 +16,13 @@ from sqlalchemy import (
     Text,
     insert,
     select,
+    text,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.compiler import compiles
+
+from celery_outbox.exceptions import TooLargeForDatabase
 
 #: SQLAlchemy's names for MySQL, and for MariaDB by a URL that says so.
 MYSQL = ("mysql", "mariadb")
@@ -30,9 +33,15 @@ _DUPLICATE = 1062
 #: Most rows of one statement: SQLite permits 32,766 values.
 _ROWS = 500
 
-#: Bytes of data in one statement of MariaDB and MySQL, unless one row alone has more: theirs is
-#: a limit too (``max_allowed_packet``, 16 MiB and more by default).
-_BYTES = 4_000_000
+#: Bytes of data in one statement of MariaDB and MySQL that nobody has to think about. Their limit
+#: is ``max_allowed_packet``, by default 16 MiB and more.
+SMALL = 500_000
+
+#: What a statement takes beside its large values, and the name of their character set.
+_STATEMENT = 20_000
+
+#: Sent as two bytes by the drivers that put values into the statement's text.
+_ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
 
 
 #: Where MariaDB and MySQL keep a table; each of SQLAlchemy's names for them has its own options.
@@ -116,6 +125,8 @@ def insert_absent(
 
 
 def _insert_mysql(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> bool:
+    if len(rows) == 1:
+        check_room(connection, *rows[0].values())
     # INSERT IGNORE would also cut what is too long and drop what a CHECK forbids, and ON DUPLICATE
     # KEY does not tell what it did. A duplicate undoes the statement, and not the transaction.
     try:
@@ -125,6 +136,28 @@ def _insert_mysql(connection: Connection, table: Table, rows: Sequence[Mapping[s
             raise
         return False
     return True
+
+
+def check_room(connection: Connection, *values: Any) -> None:
+    """Check that the database takes these values in one statement (MariaDB, MySQL).
+
+    A server that gets more closes the connection, and says nothing that a driver would hear.
+
+    Raises:
+        TooLargeForDatabase: it would not.
+    """
+    large = [value for value in values if isinstance(value, (str, bytes))]
+    if not is_mysql(connection.dialect) or sum(map(len, large)) <= SMALL:
+        return
+    limit = int(connection.scalar(text("SELECT @@max_allowed_packet")))
+    size = sum(_size_of(value) for value in large)
+    if size + _STATEMENT > limit:
+        raise TooLargeForDatabase(size=size, limit=limit)
+
+
+def _size_of(value: str | bytes) -> int:
+    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+    return len(data) + sum(data.count(each) for each in _ESCAPED)
 
 
 def _insert_many_mysql(
@@ -150,7 +183,7 @@ def _batches(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str
     start = size = 0
     for end, row in enumerate(rows):
         more = sum(len(value) for value in row.values() if isinstance(value, (str, bytes)))
-        if end > start and (size + more > _BYTES or end - start == _ROWS):
+        if end > start and (size + more > SMALL or end - start == _ROWS):
             yield rows[start:end]
             start, size = end, 0
         size += more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import State, Transition
+from celery_outbox.exceptions import TooLargeForDatabase
 from celery_outbox.store import journal, messages
 from celery_outbox.store.clock import db_moment, db_now
 from celery_outbox.store.dialects import insert_if_absent
@@ -104,7 +105,13 @@ def record_quarantined(
         "finished_at": db_now(),
         "deliveries": 1,
     }
-    if not _insert_job(connection, tables, new, State.QUARANTINED, **values):
+    try:
+        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+    except TooLargeForDatabase:
+        # Better without its arguments than not at all.
+        new = replace(new, body=None)
+        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+    if not recorded:
         return False
     if copy:
         messages.add(connection, tables, new.id, kind=messages.QUARANTINE, wake=True)

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
@@ -191,7 +190,7 @@ def test_a_heartbeat_extends_the_leases_that_its_worker_still_runs(database: Dat
     assert database.do(workers.beat, "namesake", running, lease=600) == 0
 
 
-@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("installed_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_job_that_a_frozen_process_is_ending_does_not_end_the_leases_of_the_others(database):
     for job_id in ("job-1", "job-2"):
         database.put(State.RUNNING, job_id=job_id)
@@ -199,7 +198,7 @@ def test_a_job_that_a_frozen_process_is_ending_does_not_end_the_leases_of_the_ot
     with database.engine.begin() as frozen, database.engine.begin() as connection:
         jobs.lock(frozen, database.tables, "job-1")
         # Whoever waits for the frozen one fails.
-        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        database.wait_for_locks(connection, 1)
         both = ["job-1", "job-2"]
         assert workers.beat(connection, database.tables, "worker", both, lease=60) == 1
     assert [job.id for job in database.do(jobs.lock_expired, 10)] == ["job-1"]

@@ -28,6 +28,7 @@ SETTINGS = {
     "skip-name-resolve": "1",
     "max-connections": "200",
     "innodb-buffer-pool-size": "64M",
+    "max-allowed-packet": "64M",
     # What a killed server had committed is still there: the system keeps it.
     "innodb-flush-log-at-trx-commit": "2",
     # A server's default is not what the outbox needs: it must state what it needs by itself.
@@ -123,6 +124,14 @@ class Mariadb:
         for number in found:
             self._execute(f"KILL {number}", harmless="Unknown thread id")
         return len(found)
+
+    def set_global(self, name: str, value: int) -> int:
+        """Set a variable for the connections that are opened from now on; return its old value."""
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as connection:
+            before = int(connection.scalar(text(f"SELECT @@GLOBAL.{name}")))
+        self._execute(f"SET GLOBAL {name} = {value}")
+        return before
 
     def stop(self) -> None:
         """End a private server; leave any other alone."""
