@@ -69,7 +69,7 @@ class PayloadTooLarge(RecordError):
 
 
 class TooLargeForDatabase(RecordError):
-    """What is to be stored takes {size} bytes, and the database takes {limit} in one statement.
+    """What is to be stored takes {size} bytes on its way, and the database takes {limit} at once.
     Pass or return a reference to the data, or raise max_allowed_packet of the server."""
 
 

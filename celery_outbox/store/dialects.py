@@ -40,10 +40,6 @@ SMALL = 500_000
 #: What a statement takes beside its large values, and the name of their character set.
 _STATEMENT = 20_000
 
-#: Sent as two bytes by the drivers that put values into the statement's text.
-_ESCAPED = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
-
-
 #: Where MariaDB and MySQL keep a table; each of SQLAlchemy's names for them has its own options.
 #: Their usual collations do not tell ``A`` from ``a``.
 TABLE_OPTIONS: dict[str, Any] = {
@@ -150,14 +146,10 @@ def check_room(connection: Connection, *values: Any) -> None:
     if not is_mysql(connection.dialect) or sum(map(len, large)) <= SMALL:
         return
     limit = int(connection.scalar(text("SELECT @@max_allowed_packet")))
-    size = sum(_size_of(value) for value in large)
+    # Drivers write two digits for a byte (PyMySQL), or escape it.
+    size = 2 * sum(map(len, large))
     if size + _STATEMENT > limit:
         raise TooLargeForDatabase(size=size, limit=limit)
-
-
-def _size_of(value: str | bytes) -> int:
-    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
-    return len(data) + sum(data.count(each) for each in _ESCAPED)
 
 
 def _insert_many_mysql(
