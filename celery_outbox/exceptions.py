@@ -68,6 +68,11 @@ class PayloadTooLarge(RecordError):
     Pass a reference to the data, or raise outbox_max_payload_size."""
 
 
+class TooLargeForDatabase(RecordError):
+    """What is to be stored takes {size} bytes on its way, and the database takes {limit} at once.
+    Pass or return a reference to the data, or raise max_allowed_packet of the server."""
+
+
 class InvalidDelay(RecordError):
     """Task {task} cannot be recorded: {option}={value!r} is not a time ({problem}). Use seconds
     for countdown, and a datetime or ISO 8601 text for eta."""

@@ -16,12 +16,13 @@ import celery_outbox  # noqa: F401 - registers with Celery once, before any test
 from tests.processes import Processes
 from tests.proxy import Proxy
 from tests.servers.install import MissingServer
+from tests.servers.mariadb import Mariadb
 from tests.servers.postgresql import Postgresql
 from tests.servers.rabbitmq import Rabbitmq, RabbitmqApi
 from tests.servers.redis import Redis
 from tests.watchdog import Watchdog
 
-Server = TypeVar("Server", Postgresql, Rabbitmq, Redis)
+Server = TypeVar("Server", Mariadb, Postgresql, Rabbitmq, Redis)
 
 _numbers = itertools.count(1)
 
@@ -51,6 +52,12 @@ def watchdog() -> Iterator[Watchdog]:
 def postgresql_server(watchdog: Watchdog) -> Iterator[Postgresql]:
     """One PostgreSQL for all tests, started when the first one asks."""
     yield from _serve(Postgresql, watchdog)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(watchdog: Watchdog) -> Iterator[Mariadb]:
+    """One MariaDB for all tests, started when the first one asks."""
+    yield from _serve(Mariadb, watchdog)
 
 
 @pytest.fixture(scope="session")
@@ -86,12 +93,20 @@ def postgresql_url(postgresql_server: Postgresql) -> Iterator[str]:
 
 
 @pytest.fixture
+def mariadb_url(mariadb_server: Mariadb) -> Iterator[str]:
+    """The SQLAlchemy URL of an empty database, dropped after the test."""
+    name = _fresh_name()
+    yield mariadb_server.create_database(name)
+    mariadb_server.drop_database(name)
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The SQLAlchemy URL of a file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'outbox.sqlite'}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database of each kind; one kind with ``indirect`` parameters."""
     return request.getfixturevalue(f"{request.param}_url")

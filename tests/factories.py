@@ -192,6 +192,12 @@ class Database:
 
         self.do(run)
 
+    def wait_for_locks(self, connection: Connection, seconds: int) -> None:
+        """Let this transaction fail that waits longer for a lock."""
+        is_postgresql = connection.dialect.name == "postgresql"
+        setting = "LOCAL lock_timeout" if is_postgresql else "SESSION innodb_lock_wait_timeout"
+        connection.exec_driver_sql(f"SET {setting} = {seconds * (1000 if is_postgresql else 1)}")
+
     def end_lease(self, job_id: str) -> None:
         """Make a running job's lease end a second ago."""
         job = self.tables.job

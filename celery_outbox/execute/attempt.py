@@ -21,7 +21,7 @@ from celery_outbox.core.classification import Verdict, error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
 from celery_outbox.core.states import State
-from celery_outbox.exceptions import LeaseLost, ResultMissing, TransactionOver
+from celery_outbox.exceptions import LeaseLost, ResultMissing, TooLargeForDatabase, TransactionOver
 from celery_outbox.execute.celery_versions import (
     WORKER_STOPPED,
     ends_worker,
@@ -133,6 +133,7 @@ class Attempt(Hold):
 
     def resume_as(self, new: NewJob) -> None:
         """End the attempt because the body sent its own id again."""
+        self.guard.check_room(new.body)
         error = self.retry_error
         code = (
             None
@@ -193,8 +194,8 @@ class Attempt(Hold):
         result: bytes | None = None
         result_type: str | None = None
         try:
-            result, result_type = encode_result(self.guard.app, value)
-        except EncodeError:
+            result, result_type = self._encode(value)
+        except (EncodeError, TooLargeForDatabase):
             # Celery fails such a task too, unless nobody wants the result.
             if not self.task.request.ignore_result:
                 raise
@@ -205,14 +206,19 @@ class Attempt(Hold):
             raise LeaseLost(job_id=self.job.id, attempt=self.number)
         return value
 
+    def _encode(self, value: Any) -> tuple[bytes, str]:
+        result, result_type = encode_result(self.guard.app, value)
+        self.guard.check_room(result)
+        return result, result_type
+
     def _keep_result(self, value: Any) -> Any:
         """Store what the body returned after its transaction had ended the job."""
         if value is None:
             return self.result
         try:
-            result, result_type = encode_result(self.guard.app, value)
+            result, result_type = self._encode(value)
             self.guard.settle("result", self._fence.keep_result(result, result_type))
-        except (EncodeError, SQLAlchemyError):
+        except (EncodeError, TooLargeForDatabase, SQLAlchemyError):
             # The job has succeeded; a duplicate gets the result that the block was given.
             log_event(
                 logger, logging.ERROR, "outbox.result_not_kept", exc_info=True, job=self.job.id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -37,6 +38,7 @@ from celery_outbox.exceptions import (
     InvalidResultKey,
     JobQuarantined,
     SchemaError,
+    TooLargeForDatabase,
     UnknownJob,
 )
 from celery_outbox.execute import adoption
@@ -178,7 +180,7 @@ class Guard:
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         try:
             decision, job = self._patiently("claim", Claim(self, task, delivery, call))
-        except (EncodeError, InvalidResultKey) as error:
+        except (EncodeError, InvalidResultKey, TooLargeForDatabase) as error:
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         if job is None:
             unknown = UnknownJob(job_id=delivery.job_id)
@@ -210,6 +212,15 @@ class Guard:
             sqlalchemy.exc.SQLAlchemyError: the database did not take it in time.
         """
         return bool(self._patiently(what, write, timeout=self.config.settle_timeout))
+
+    def check_room(self, value: bytes | None) -> None:
+        """Check that the database takes a value. One that is away is not asked: the write waits.
+
+        Raises:
+            TooLargeForDatabase: it does not.
+        """
+        with contextlib.suppress(SQLAlchemyError):
+            self.database.check_room(value)
 
     def has_ended(self, job_id: str, token: int, end: State) -> bool:
         """Whether the attempt with this lease token has left its job in the state ``end``;

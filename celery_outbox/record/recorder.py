@@ -187,9 +187,9 @@ class Recorder:
         tables = self._database.tables
         if record(connection, tables, new, actor=self._actor):
             return
-        first = jobs.get(connection, tables, new.id)
-        if first is not None and first.task != new.task:
-            raise JobIdTaken(job_id=new.id, task=new.task, owner=first.task)
+        owner = jobs.task_of(connection, tables, new.id)
+        if owner is not None and owner != new.task:
+            raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
 
 
 def check_job_id(job_id: Any, task: str) -> None:

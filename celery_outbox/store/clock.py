@@ -6,9 +6,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlalchemy import DateTime, bindparam
+from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import TypeDecorator
+
+from celery_outbox.store.dialects import MYSQL
 
 
 class UTCDateTime(TypeDecorator[datetime]):
@@ -18,7 +21,9 @@ class UTCDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Any) -> Any:
-        """With a time zone where the database has such a type."""
+        """With a time zone where the database has such a type, and with microseconds."""
+        if dialect.name in MYSQL:
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         return dialect.type_descriptor(DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
@@ -78,3 +83,12 @@ def _sqlite(element: after_now, compiler: Any, **options: Any) -> str:
     seconds = compiler.process(element.clauses, **options)
     # '000' fills the milliseconds up to the six digits in which datetimes are stored.
     return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', {seconds} || ' seconds')"
+
+
+@compiles(after_now, *MYSQL)
+def _mysql(element: after_now, compiler: Any, **options: Any) -> str:
+    seconds = compiler.process(element.clauses, **options)
+    # Whole microseconds: seconds of a float would be rounded on their way. The function gives the
+    # time at which the statement began.
+    microseconds = f"CAST(ROUND({seconds} * 1000000) AS SIGNED)"
+    return f"(UTC_TIMESTAMP(6) + INTERVAL {microseconds} MICROSECOND)"

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine
 
 from celery_outbox.store import install
+from celery_outbox.store.dialects import SMALL, check_room, is_mysql
 from celery_outbox.store.engine import again, retry_transaction
 from celery_outbox.store.limits import Limits
 from celery_outbox.store.schema import Tables
@@ -42,6 +43,7 @@ class Database:
         self._engine: Engine | None = None
         self._pid = pid
         self._lock = threading.Lock()
+        self._parents: list[object] = []
         self._ready: WeakSet[Engine] = WeakSet()
 
     @property
@@ -57,6 +59,10 @@ class Database:
             self._lock = threading.Lock()
             self._limits = Limits()
             self._pid = os.getpid()
+            if self._engine is not None:
+                # mysqlclient says goodbye for a connection that nobody refers to, in the parent's
+                # name.
+                self._parents.append(self._engine.pool)
             # Also one that is only asked for now: its owner may have used it before the fork.
             self._engine = self._engine or self._make_engine()
             self._engine.dispose(close=False)
@@ -98,6 +104,16 @@ class Database:
                 return work(connection)
 
         return again(run)
+
+    def check_room(self, value: bytes | None) -> None:
+        """Check that the database takes a value; asks it only where it is large.
+
+        Raises:
+            TooLargeForDatabase: it does not.
+            sqlalchemy.exc.DBAPIError: the database is away.
+        """
+        if value is not None and len(value) > SMALL and is_mysql(self.engine.dialect):
+            self.read(lambda connection: check_room(connection, value))
 
     def limit(
         self, connection: Connection, *, patience: float | None = None

@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.store.dialects import is_mysql, mysql_code
 from celery_outbox.store.schema import Tables
 
 Result = TypeVar("Result")
@@ -20,7 +21,7 @@ Result = TypeVar("Result")
 Limit = Callable[[Connection], AbstractContextManager[Any]]
 
 #: Databases whose conformance is tested.
-SUPPORTED = ("postgresql", "sqlite")
+SUPPORTED = ("postgresql", "mariadb", "mysql", "sqlite")
 
 #: Seconds for which SQLite waits for another process's write transaction.
 SQLITE_BUSY_TIMEOUT = 30.0
@@ -39,8 +40,24 @@ _NETWORK_BOUNDS: dict[str, Any] = {
     "application_name": "celery-outbox",
 }
 
+#: The same for the drivers of MariaDB and MySQL that take it.
+_MYSQL_DRIVERS = ("pymysql", "mysqldb")
+_MYSQL_BOUNDS: dict[str, Any] = {"connect_timeout": 10, "charset": "utf8mb4"}
+
 #: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
 _ROLLED_BACK = frozenset({"40001", "40P01"})
+
+#: MariaDB and MySQL: a lock was not had in time; a deadlock; a row that changed after the snapshot
+#: (MariaDB, innodb_snapshot_isolation).
+_MYSQL_ROLLED_BACK = frozenset({1205, 1213, 1020})
+
+#: MariaDB and MySQL: too many connections (1040, 1203), no or no writable server for now (1053,
+#: 1077, 1129, 1158 to 1161, 1290, 1836, 2002, 2003), the connection lost (1927, 2006, 2013, 2055,
+#: 4031).
+_MYSQL_AWAY = frozenset(
+    {1040, 1203, 1053, 1077, 1129, 1158, 1159, 1160, 1161, 1290, 1836, 2002, 2003}
+    | {1927, 2006, 2013, 2055, 4031}
+)
 
 
 def open_engine(url: str) -> Engine:
@@ -63,16 +80,17 @@ def open_engine(url: str) -> Engine:
             )
             event.listen(engine, "connect", _prepare_sqlite)
             return engine
-        # Parameters are arguments and results: they do not belong into error messages.
-        bounds = _NETWORK_BOUNDS if parsed.get_driver_name() in _LIBPQ_DRIVERS else {}
+        options, bounds = _options_of(parsed)
         return create_engine(
             parsed,
+            # Parameters are arguments and results: they do not belong into error messages.
             # No ping: a transaction whose connection is gone is run again on a new one, and a
             # ping would wait for a server that does not answer.
             pool_use_lifo=True,
             pool_recycle=1800,
             hide_parameters=True,
             connect_args={k: v for k, v in bounds.items() if k not in parsed.query},
+            **options,
         )
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         # The text of the URL stays out of the message: it holds a password.
@@ -81,9 +99,19 @@ def open_engine(url: str) -> Engine:
         raise _unusable(f"its driver is not installed ({error.name})") from error
 
 
+def _options_of(url: URL) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What an engine for this database, and its driver, are told."""
+    if url.get_backend_name() == "postgresql":
+        return {}, _NETWORK_BOUNDS if url.get_driver_name() in _LIBPQ_DRIVERS else {}
+    known = url.get_driver_name() in _MYSQL_DRIVERS
+    # Their default is a snapshot that a wait for a lock does not renew.
+    return {"isolation_level": "READ COMMITTED"}, _MYSQL_BOUNDS if known else {}
+
+
 def transactional(engine: Engine) -> Engine:
-    """``engine``, with transactions also where its owner uses it in autocommit."""
-    if engine.dialect.name != "postgresql":
+    """``engine`` for short transactions, whatever its owner's are: not in autocommit, and each
+    statement sees what is committed."""
+    if engine.dialect.name == "sqlite":
         return engine
     return engine.execution_options(isolation_level="READ COMMITTED")
 
@@ -142,7 +170,11 @@ def connection_in(session: Session, tables: Tables) -> Connection:
 def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of this connection is a transaction of its own."""
     driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name != "sqlite" and getattr(driver, "autocommit", False) is True:
+    if is_mysql(connection.dialect):
+        told = getattr(driver, "get_autocommit", bool)()
+    else:
+        told = connection.dialect.name != "sqlite" and getattr(driver, "autocommit", False)
+    if told is True:
         # Its owner has told the driver, and SQLAlchemy knows nothing of it.
         return True
     level = connection.get_execution_options().get("isolation_level")
@@ -154,13 +186,16 @@ def is_autocommit(connection: Connection) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is tried again.
 
-    True for a lost connection, a deadlock, a serialization failure, and for SQLite's
-    "database is locked".
+    True for a lost connection, a deadlock, a serialization failure, a lock that was not had in
+    time, and for SQLite's "database is locked".
     """
     if not isinstance(error, DBAPIError):
         return False
     if error.connection_invalidated:
         return True
+    number = mysql_code(error.orig)
+    if number is not None:
+        return number in _MYSQL_ROLLED_BACK or number in _MYSQL_AWAY
     code = _code_of(error)
     if code is not None:
         # Class 08: connection exception; 57P0x: the server shuts down or starts up;
@@ -178,6 +213,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _was_rolled_back(error: DBAPIError) -> bool:
+    number = mysql_code(error.orig)
+    if number is not None:
+        return number in _MYSQL_ROLLED_BACK
     if _code_of(error) is not None:
         return _code_of(error) in _ROLLED_BACK
     # SQLite has no codes.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, inspect, select, text
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from sqlalchemy import Connection, func, inspect, select, text
 from sqlalchemy.schema import CreateSchema
 
 from celery_outbox.exceptions import SchemaMismatch, SchemaMissing
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent, is_mysql
 from celery_outbox.store.schema import SCHEMA_VERSION, Tables
 
 # Any fixed number serves; this one is "outbox" in ASCII.
 _LOCK = 0x6F7574626F78
+
+#: Seconds for which one process waits for another one that makes the tables (MariaDB, MySQL).
+_LOCK_TIMEOUT = 60
 
 
 def install(connection: Connection, tables: Tables) -> bool:
@@ -25,13 +31,39 @@ def install(connection: Connection, tables: Tables) -> bool:
     if connection.dialect.name == "postgresql":
         # CREATE TABLE IF NOT EXISTS by two processes at once fails in one of them.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        if tables.schema:
+    with _named_lock(connection) if is_mysql(connection.dialect) else nullcontext():
+        return _install(connection, tables)
+
+
+@contextmanager
+def _named_lock(connection: Connection) -> Iterator[None]:
+    # Each CREATE commits what was before it: only a lock of the connection lasts.
+    name = {"name": f"outbox:{connection.scalar(select(func.database()))}"[:64]}
+    got = text("SELECT GET_LOCK(:name, :seconds)")
+    connection.execute(got, {**name, "seconds": _LOCK_TIMEOUT})
+    try:
+        yield
+        # Seen by the next one, which gets the lock before this transaction ends.
+        connection.exec_driver_sql("COMMIT")
+    finally:
+        connection.execute(text("SELECT RELEASE_LOCK(:name)"), name)
+
+
+def _install(connection: Connection, tables: Tables) -> bool:
+    if tables.schema and connection.dialect.name != "sqlite":
+        names = inspect(connection).get_schema_names()
+        if tables.schema not in names:
             connection.execute(CreateSchema(tables.schema, if_not_exists=True))
     found = version(connection, tables)
     if found is not None:
         _compare(connection, found)
     missing = not _has_tables(connection, tables)
     tables.metadata.create_all(connection, checkfirst=True)
+    if is_mysql(connection.dialect):
+        # Whoever was killed here has left a table without its indexes.
+        for table in tables.metadata.sorted_tables:
+            for index in table.indexes:
+                index.create(connection, checkfirst=True)
     insert_if_absent(connection, tables.version, {"version": SCHEMA_VERSION})
     return missing
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, RowMapping, Select, select
 from celery_outbox.core.decisions import JobFacts
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.dialects import is_mysql
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.messages import published_at
 from celery_outbox.store.schema import Tables
@@ -97,6 +98,17 @@ def exists(connection: Connection, tables: Tables, job_id: str) -> bool:
     """Whether there is a job with this id."""
     statement = select(tables.job.c.id).where(tables.job.c.id == job_id)
     return connection.execute(statement).first() is not None
+
+
+def task_of(connection: Connection, tables: Tables, job_id: str) -> str | None:
+    """The name of a job's task, also where the caller's transaction began before the job was
+    recorded; ``None``: there is no such job."""
+    statement = select(tables.job.c.task).where(tables.job.c.id == job_id)
+    if is_mysql(connection.dialect):
+        # A locking read sees past the snapshot. An insert that found the row has this lock.
+        statement = statement.with_for_update(read=True)
+    found: str | None = connection.execute(statement).scalar()
+    return found
 
 
 def find(

@@ -104,7 +104,10 @@ class Socket(NamedTuple):
 
 def _socket_of(driver: Any) -> Socket | None:
     """The connection's socket, where its driver tells it; ``None``: there is none, or no more."""
-    fileno = getattr(driver, "fileno", None)
+    # PyMySQL shows its socket nowhere else.
+    fileno = getattr(driver, "fileno", None) or getattr(
+        getattr(driver, "_sock", None), "fileno", None
+    )
     if fileno is None:
         return None
     try:

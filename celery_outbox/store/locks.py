@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, or_, select, update
 
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent, is_mysql
 from celery_outbox.store.schema import Tables
 
 #: Held by whoever does the maintenance.
@@ -36,7 +36,7 @@ def hold(connection: Connection, tables: Tables, name: str, *, holder: str, ttl:
     statement: Any = (
         update(lock)
         .where(
-            lock.c.name.in_(_unless_locked(tables, name)),
+            lock.c.name.in_(_unless_locked(connection, tables, name)),
             or_(
                 lock.c.held_by.is_(None),
                 lock.c.held_by == holder,
@@ -75,12 +75,16 @@ def release(connection: Connection, tables: Tables, name: str, *, holder: str) -
     lock = tables.lock
     statement = (
         update(lock)
-        .where(lock.c.name.in_(_unless_locked(tables, name)), lock.c.held_by == holder)
+        .where(lock.c.name.in_(_unless_locked(connection, tables, name)), lock.c.held_by == holder)
         .values(held_by=None, held_until=None)
     )
     return bool(connection.execute(statement).rowcount == 1)
 
 
-def _unless_locked(tables: Tables, name: str) -> Select[tuple[str]]:
+def _unless_locked(
+    connection: Connection, tables: Tables, name: str
+) -> Select[tuple[str]] | list[str]:
     lock = tables.lock
-    return select(lock.c.name).where(lock.c.name == name).with_for_update(skip_locked=True)
+    free = select(lock.c.name).where(lock.c.name == name).with_for_update(skip_locked=True)
+    # MySQL does not change a table that the same statement reads.
+    return list(connection.execute(free).scalars()) if is_mysql(connection.dialect) else free

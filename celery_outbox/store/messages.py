@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, delete, func, null, select, update
+from sqlalchemy import Connection, Select, and_, case, delete, func, null, select, update
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
+from celery_outbox.store.dialects import is_mysql
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
@@ -122,30 +123,24 @@ def claim(
         limit: at most so many.
     """
     job, message = tables.job, tables.message
-    statement = (
-        select(
-            message.c.id,
-            message.c.kind,
-            message.c.job_id,
-            job.c.task,
-            job.c.queue,
-            job.c.state,
-            job.c.envelope.label("envelope_json"),
-            case((job.c.relay == 1, job.c.body), else_=null()).label("body"),
-            job.c.relay,
-            job.c.attempt,
-            job.c.leased_until,
-            job.c.expires_at,
-            job.c.reason,
-            job.c.error_code,
-            db_now().label("now"),
-        )
-        .join(job, job.c.id == message.c.job_id)
-        .where(message.c.published_at.is_(None), message.c.due_at <= db_now())
-        .order_by(message.c.due_at, message.c.id)
-        .limit(limit)
-        .with_for_update(of=message, skip_locked=True)
-    )
+    statement = select(
+        message.c.id,
+        message.c.kind,
+        message.c.job_id,
+        job.c.task,
+        job.c.queue,
+        job.c.state,
+        job.c.envelope.label("envelope_json"),
+        case((job.c.relay == 1, job.c.body), else_=null()).label("body"),
+        job.c.relay,
+        job.c.attempt,
+        job.c.leased_until,
+        job.c.expires_at,
+        job.c.reason,
+        job.c.error_code,
+        db_now().label("now"),
+    ).join(job, job.c.id == message.c.job_id)
+    statement = _due(connection, tables, statement, limit).order_by(message.c.due_at, message.c.id)
     claimed = [
         Message(**{**row, "state": State(row["state"]), "relay": bool(row["relay"])})
         for row in connection.execute(statement).mappings()
@@ -157,6 +152,23 @@ def claim(
             .values(claimed_by=claim, due_at=db_after(lease))
         )
     return claimed
+
+
+def _due(connection: Connection, tables: Tables, statement: Select[Any], limit: int) -> Select[Any]:
+    message = tables.message
+    due = (message.c.published_at.is_(None), message.c.due_at <= db_now())
+    if not is_mysql(connection.dialect):
+        return statement.where(*due).limit(limit).with_for_update(of=message, skip_locked=True)
+    # MariaDB cannot lock the rows of one table out of two: whoever ends a job, and whoever waits
+    # for that, would be in each other's way.
+    locked = (
+        select(message.c.id)
+        .where(*due)
+        .order_by(message.c.due_at, message.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return statement.where(message.c.id.in_(list(connection.execute(locked).scalars())))
 
 
 def mark_published(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, select
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import State, Transition
+from celery_outbox.exceptions import TooLargeForDatabase
 from celery_outbox.store import journal, messages
 from celery_outbox.store.clock import db_moment, db_now
+from celery_outbox.store.dialects import insert_if_absent
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
@@ -104,7 +105,13 @@ def record_quarantined(
         "finished_at": db_now(),
         "deliveries": 1,
     }
-    if not _insert_job(connection, tables, new, State.QUARANTINED, **values):
+    try:
+        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+    except TooLargeForDatabase:
+        # Better without its arguments than not at all.
+        new = replace(new, body=None)
+        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+    if not recorded:
         return False
     if copy:
         messages.add(connection, tables, new.id, kind=messages.QUARANTINE, wake=True)
@@ -119,17 +126,6 @@ def record_quarantined(
     )
     journal.write(connection, tables, [line])
     return True
-
-
-def insert_if_absent(connection: Connection, table: Table, values: dict[str, Any]) -> bool:
-    """Insert a row unless its key exists; returns whether it was inserted."""
-    if connection.dialect.name == "postgresql":
-        # Not the row count: psycopg 3 and others do not keep it for an INSERT.
-        key = next(iter(table.primary_key))
-        added = postgresql.insert(table).values(**values).on_conflict_do_nothing().returning(key)
-        return connection.execute(added).first() is not None
-    statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
-    return bool(connection.execute(statement).rowcount == 1)
 
 
 def _insert_job(

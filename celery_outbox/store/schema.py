@@ -12,16 +12,15 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
-    String,
     Table,
-    Text,
     text,
 )
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import UTCDateTime, db_now
+from celery_outbox.store.dialects import TABLE_OPTIONS, LongBinary, LongText, Name, Serial
+from celery_outbox.store.partial import partial_index
 
 #: Version of the tables that this code reads and writes.
 SCHEMA_VERSION = 1
@@ -31,9 +30,6 @@ MAX_JOB_ID = 255
 
 #: Longest name of a task or queue, in characters.
 MAX_NAME = 255
-
-# SQLite numbers rows by itself only in a column declared INTEGER.
-_Serial = BigInteger().with_variant(Integer(), "sqlite")
 
 
 @dataclass(frozen=True)
@@ -87,39 +83,37 @@ def build_tables(
 
 def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
     states = ", ".join(f"'{state}'" for state in State)
-    running = text("state = 'running'")
-    final = text("finished_at IS NOT NULL")
     table = Table(
         f"{prefix}job",
         meta,
-        Column("id", String(MAX_JOB_ID), primary_key=True),
-        Column("task", String(MAX_NAME), nullable=False),
-        Column("queue", String(255)),
-        Column("state", String(16), nullable=False),
+        Column("id", Name(MAX_JOB_ID), primary_key=True),
+        Column("task", Name(MAX_NAME), nullable=False),
+        Column("queue", Name(255)),
+        Column("state", Name(16), nullable=False),
         # The complete Celery message: routing, properties and headers as JSON, the body as the
         # bytes that Celery's serializer made. A body of NULL: nobody knows the arguments.
-        Column("envelope", Text, nullable=False),
-        Column("body", LargeBinary),
+        Column("envelope", LongText, nullable=False),
+        Column("body", LongBinary),
         # The task is not ours: its message goes out in full and needs no guard.
         Column("relay", Integer, nullable=False, server_default=text("0")),
         Column("attempt", Integer, nullable=False, server_default=text("0")),
         Column("max_attempts", Integer, nullable=False),
         Column("deliveries", Integer, nullable=False, server_default=text("0")),
         Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
-        Column("leased_by", String(255)),
+        Column("leased_by", Name(255)),
         Column("leased_until", UTCDateTime),
         Column("recorded_at", UTCDateTime, nullable=False, default=db_now()),
         Column("available_at", UTCDateTime, nullable=False),
         Column("expires_at", UTCDateTime),
         Column("started_at", UTCDateTime),
         Column("finished_at", UTCDateTime),
-        Column("result_key", String(1024)),
-        Column("result", LargeBinary),
-        Column("result_type", String(255)),
-        Column("reason", String(32)),
-        Column("source", String(16)),
-        Column("error_code", String(255)),
-        Column("error_detail", Text),
+        Column("result_key", Name(1024)),
+        Column("result", LongBinary),
+        Column("result_type", Name(255)),
+        Column("reason", Name(32)),
+        Column("source", Name(16)),
+        Column("error_code", Name(255)),
+        Column("error_detail", LongText),
         CheckConstraint(f"state IN ({states})", name=f"{prefix}job_state"),
         CheckConstraint("id <> ''", name=f"{prefix}job_id"),
         CheckConstraint("max_attempts >= 1 AND attempt >= 0", name=f"{prefix}job_attempts"),
@@ -136,70 +130,61 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
             "(state = 'quarantined') = (reason IS NOT NULL)", name=f"{prefix}job_reason"
         ),
         schema=schema,
+        **TABLE_OPTIONS,
     )
-    Index(
-        f"ix_{prefix}job_running",
-        table.c.leased_until,
-        postgresql_where=running,
-        sqlite_where=running,
-    )
-    Index(
-        f"ix_{prefix}job_final",
-        table.c.finished_at,
-        postgresql_where=final,
-        sqlite_where=final,
-    )
-    expiring = text("expires_at IS NOT NULL AND finished_at IS NULL")
-    Index(
+    column = table.c
+    # MariaDB and MySQL have no partial indexes: each has the columns there that leave out as much.
+    # A lease is NULL unless the job runs, and only what is final has a time at which it ended.
+    partial_index(f"ix_{prefix}job_running", "state = 'running'", column.leased_until)
+    partial_index(f"ix_{prefix}job_final", "finished_at IS NOT NULL", column.finished_at)
+    partial_index(
         f"ix_{prefix}job_expiring",
-        table.c.expires_at,
-        postgresql_where=expiring,
-        sqlite_where=expiring,
+        "expires_at IS NOT NULL AND finished_at IS NULL",
+        column.expires_at,
+        instead=(column.finished_at, column.expires_at),
     )
-    waiting = text("state IN ('queued', 'retrying')")
-    Index(
+    partial_index(
         f"ix_{prefix}job_waiting",
-        table.c.available_at,
-        postgresql_where=waiting,
-        sqlite_where=waiting,
+        "state IN ('queued', 'retrying')",
+        column.available_at,
+        instead=(column.finished_at, column.available_at),
     )
-    quarantined = text("state = 'quarantined'")
-    Index(
+    partial_index(
         f"ix_{prefix}job_quarantined",
-        table.c.finished_at,
-        postgresql_where=quarantined,
-        sqlite_where=quarantined,
+        "state = 'quarantined'",
+        column.finished_at,
+        instead=(column.state, column.finished_at),
     )
     Index(f"ix_{prefix}job_recorded", table.c.recorded_at)
     return table
 
 
 def _message(meta: MetaData, prefix: str, schema: str | None, job: str) -> Table:
-    due = text("published_at IS NULL")
     table = Table(
         f"{prefix}message",
         meta,
-        Column("id", _Serial, primary_key=True, autoincrement=True),
+        Column("id", Serial, primary_key=True, autoincrement=True),
         Column("job_id", ForeignKey(f"{job}.id", ondelete="CASCADE"), nullable=False),
         # 'task': a worker is to run the job; 'quarantine': a copy for the quarantine queue.
-        Column("kind", String(16), nullable=False),
+        Column("kind", Name(16), nullable=False),
         Column("created_at", UTCDateTime, nullable=False, default=db_now()),
         # When a dispatcher may take it; a claim moves it to the end of the dispatcher's lease.
         Column("due_at", UTCDateTime, nullable=False),
         # Names one claim of one dispatcher, so that a claim which was lost marks nothing.
-        Column("claimed_by", String(255)),
+        Column("claimed_by", Name(255)),
         Column("published_at", UTCDateTime),
         CheckConstraint("kind IN ('task', 'quarantine')", name=f"{prefix}message_kind"),
         schema=schema,
+        **TABLE_OPTIONS,
         # Otherwise SQLite gives the number of a deleted row to the next one.
         sqlite_autoincrement=True,
     )
-    Index(
+    partial_index(
         f"ix_{prefix}message_due",
+        "published_at IS NULL",
         table.c.due_at,
         table.c.id,
-        postgresql_where=due,
-        sqlite_where=due,
+        instead=(table.c.published_at, table.c.due_at, table.c.id),
     )
     Index(f"ix_{prefix}message_job", table.c.job_id)
     return table
@@ -209,17 +194,18 @@ def _event(meta: MetaData, prefix: str, schema: str | None) -> Table:
     table = Table(
         f"{prefix}event",
         meta,
-        Column("id", _Serial, primary_key=True, autoincrement=True),
+        Column("id", Serial, primary_key=True, autoincrement=True),
         # No foreign key: the journal is kept longer than the job.
-        Column("job_id", String(MAX_JOB_ID), nullable=False),
+        Column("job_id", Name(MAX_JOB_ID), nullable=False),
         Column("at", UTCDateTime, nullable=False, default=db_now()),
-        Column("event", String(32), nullable=False),
-        Column("state", String(16)),
+        Column("event", Name(32), nullable=False),
+        Column("state", Name(16)),
         Column("attempt", Integer),
-        Column("actor", String(255)),
-        Column("reason", String(32)),
-        Column("error_code", String(255)),
+        Column("actor", Name(255)),
+        Column("reason", Name(32)),
+        Column("error_code", Name(255)),
         schema=schema,
+        **TABLE_OPTIONS,
         sqlite_autoincrement=True,
     )
     Index(f"ix_{prefix}event_job", table.c.job_id, table.c.id)
@@ -231,10 +217,11 @@ def _checkpoint(meta: MetaData, prefix: str, schema: str | None, job: str) -> Ta
         f"{prefix}checkpoint",
         meta,
         Column("job_id", ForeignKey(f"{job}.id", ondelete="CASCADE"), primary_key=True),
-        Column("name", String(255), primary_key=True),
-        Column("value", Text),
+        Column("name", Name(255), primary_key=True),
+        Column("value", LongText),
         Column("updated_at", UTCDateTime, nullable=False, default=db_now()),
         schema=schema,
+        **TABLE_OPTIONS,
     )
 
 
@@ -242,12 +229,13 @@ def _lock(meta: MetaData, prefix: str, schema: str | None) -> Table:
     return Table(
         f"{prefix}lock",
         meta,
-        Column("name", String(255), primary_key=True),
+        Column("name", Name(255), primary_key=True),
         Column("token", BigInteger, nullable=False, server_default=text("0")),
-        Column("held_by", String(255)),
+        Column("held_by", Name(255)),
         Column("held_until", UTCDateTime),
         CheckConstraint("(held_by IS NULL) = (held_until IS NULL)", name=f"{prefix}lock_held"),
         schema=schema,
+        **TABLE_OPTIONS,
     )
 
 
@@ -255,12 +243,13 @@ def _worker(meta: MetaData, prefix: str, schema: str | None) -> Table:
     return Table(
         f"{prefix}worker",
         meta,
-        Column("id", String(255), primary_key=True),
-        Column("hostname", String(255), nullable=False),
+        Column("id", Name(255), primary_key=True),
+        Column("hostname", Name(255), nullable=False),
         Column("pid", Integer, nullable=False),
         Column("started_at", UTCDateTime, nullable=False, default=db_now()),
         Column("seen_at", UTCDateTime, nullable=False, default=db_now()),
         schema=schema,
+        **TABLE_OPTIONS,
     )
 
 
@@ -271,4 +260,5 @@ def _version(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("version", Integer, primary_key=True, autoincrement=False),
         Column("installed_at", UTCDateTime, nullable=False, default=db_now()),
         schema=schema,
+        **TABLE_OPTIONS,
     )

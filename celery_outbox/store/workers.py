@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.recording import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent, is_mysql
 from celery_outbox.store.schema import Tables
 
 
@@ -45,7 +46,7 @@ def beat(
     job = tables.job
     # One job that is being ended, by a process that is frozen or a commit that takes long, must not
     # hold the beat up for all the others. Nor does anybody take a job whose row is locked.
-    free = (
+    free: Any = (
         select(job.c.id)
         .where(
             job.c.id.in_(sorted(job_ids)),
@@ -56,6 +57,9 @@ def beat(
         )
         .with_for_update(skip_locked=True)
     )
+    if is_mysql(connection.dialect):
+        # MySQL does not change a table that the same statement reads.
+        free = list(connection.execute(free).scalars())
     statement = update(job).where(job.c.id.in_(free)).values(leased_until=db_after(lease))
     return int(connection.execute(statement).rowcount)
 

@@ -9,6 +9,7 @@ import pytest
 
 from celery_outbox import Outbox
 from tests.factories import Database, open_database, open_outbox
+from tests.servers.mariadb import Mariadb
 from tests.servers.postgresql import Postgresql
 
 
@@ -30,6 +31,24 @@ def postgresql_installed_url(shared_postgresql_url: str) -> str:
     return shared_postgresql_url
 
 
+@pytest.fixture(scope="session")
+def shared_mariadb_url(mariadb_server: Mariadb) -> Iterator[str]:
+    """A database with outbox tables for many tests: making one for each takes too long."""
+    name = f"outbox_test_{os.getpid()}_shared"
+    url = mariadb_server.create_database(name)
+    with open_database(url):
+        yield url
+    mariadb_server.drop_database(name)
+
+
+@pytest.fixture
+def mariadb_installed_url(shared_mariadb_url: str) -> str:
+    """The URL of a MariaDB database whose outbox tables are empty."""
+    with open_database(shared_mariadb_url, init=False) as database:
+        database.empty()
+    return shared_mariadb_url
+
+
 @pytest.fixture
 def sqlite_installed_url(sqlite_url: str) -> str:
     """The URL of an SQLite database whose outbox tables are empty."""
@@ -37,7 +56,7 @@ def sqlite_installed_url(sqlite_url: str) -> str:
         return sqlite_url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def installed_url(request: pytest.FixtureRequest) -> str:
     """The URL of a database of each kind whose outbox tables are empty."""
     return request.getfixturevalue(f"{request.param}_installed_url")

@@ -48,16 +48,15 @@ with open_database(url, init=False) as database:
 """
 
 
-def test_processes_that_write_to_sqlite_side_by_side_never_find_it_locked(
-    sqlite_installed_url: str, processes: Processes, tmp_path
+@pytest.mark.parametrize("installed_url", ["sqlite", "mariadb"], indirect=True)
+def test_processes_that_write_side_by_side_never_see_an_error(
+    installed_url: str, processes: Processes, tmp_path
 ):
-    writers = [
-        processes.python("-c", LIVES, sqlite_installed_url, str(tmp_path), name) for name in "1234"
-    ]
+    writers = [processes.python("-c", LIVES, installed_url, str(tmp_path), name) for name in "1234"]
     eventually(lambda: len(list(tmp_path.glob("ready-?"))) == 4)
     (tmp_path / "go").touch()
     assert [writer.wait(120) for writer in writers] == [0, 0, 0, 0]
-    with open_database(sqlite_installed_url, init=False) as database:
+    with open_database(installed_url, init=False) as database:
         assert database.counts() == (800, 800, 3200)
         with database.engine.connect() as connection:
             ends = connection.execute(select(database.tables.job)).mappings().all()
@@ -129,8 +128,8 @@ def test_an_error_that_does_not_pass_is_raised_at_once(database: Database):
         ("nonsense", "not a SQLAlchemy URL"),
         ("", "not a SQLAlchemy URL"),
         ("postgresql://shop:s3cret@host:port/db", "not a SQLAlchemy URL"),
-        ("nosuchdb://shop:s3cret@host/db", "not one of postgresql, sqlite"),
-        ("mysql+pymysql://shop:s3cret@host/db", "not one of postgresql, sqlite"),
+        ("nosuchdb://shop:s3cret@host/db", "not one of postgresql, mariadb, mysql, sqlite"),
+        ("mysql+aiomysql://shop:s3cret@host/db", "driver is not installed"),
         ("postgresql+nosuchdriver://shop:s3cret@host/db", "known driver"),
         ("postgresql+pg8000://shop:s3cret@host/db", "driver is not installed"),
     ],

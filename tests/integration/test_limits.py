@@ -27,14 +27,24 @@ def silent(postgresql_installed_url: str):
         yield outbox
 
 
+@pytest.fixture
+def silent_mariadb(mariadb_installed_url: str):
+    """The same on MariaDB, whose driver shows its socket in another way."""
+    with open_outbox(mariadb_installed_url, init=False) as outbox:
+        yield outbox
+
+
 def sleep(outbox: Outbox, seconds: float, patience: float) -> None:
+    function = "pg_sleep" if outbox.engine.dialect.name == "postgresql" else "sleep"
     outbox.database.write(
-        lambda connection: connection.execute(text("SELECT pg_sleep(:s)"), {"s": seconds}),
+        lambda connection: connection.execute(text(f"SELECT {function}(:s)"), {"s": seconds}),
         patience=patience,
     )
 
 
-def test_a_transaction_that_takes_too_long_is_cut_and_the_next_one_works(silent, caplog):
+@pytest.mark.parametrize("kind", ["silent", "silent_mariadb"])
+def test_a_transaction_that_takes_too_long_is_cut_and_the_next_one_works(kind, request, caplog):
+    silent = request.getfixturevalue(kind)
     with pytest.raises(OperationalError) as caught:
         sleep(silent, 60, patience=0.3)
     assert caught.value.connection_invalidated

@@ -134,7 +134,7 @@ def test_a_lock_is_not_released_by_one_that_does_not_hold_it(database):
     assert database.do(locks.hold, "door", holder="b", ttl=60)
 
 
-@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("installed_url", ["postgresql", "mariadb"], indirect=True)
 def test_nobody_waits_for_one_that_is_frozen_while_it_takes_the_lock(database, make):
     database.do(locks.hold, locks.MAINTENANCE, holder="gone", ttl=60)
     lapse(database)
@@ -143,7 +143,7 @@ def test_nobody_waits_for_one_that_is_frozen_while_it_takes_the_lock(database, m
         assert locks.hold(frozen, database.tables, locks.MAINTENANCE, holder="frozen", ttl=60)
         with database.engine.begin() as connection:
             # Whoever waits fails.
-            connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+            database.wait_for_locks(connection, 1)
             name = locks.MAINTENANCE
             assert not locks.hold(connection, database.tables, name, holder="other", ttl=60)
             assert not locks.release(connection, database.tables, name, holder="gone")

@@ -6,12 +6,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
+from celery_outbox.store import dialects, journal, recording, transitions, workers
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, recording, transitions, workers
 from tests.factories import Database, new_envelope, new_job
 
 SOON = timedelta(seconds=5)
@@ -38,6 +37,18 @@ def test_a_second_record_of_an_id_changes_nothing(database: Database):
     assert not database.do(recording.adopt, new_job(job.id, task="another"), actor="worker")
     assert database.job(job.id).task == "shop.export"
     assert database.counts() == (1, 1, 1)
+
+
+def test_many_rows_are_inserted_but_for_those_that_are_there(database: Database):
+    def insert(connection, tables, names):
+        rows = [{"id": name, "hostname": "h" * 200, "pid": 1} for name in names]
+        return dialects.insert_absent(connection, tables.worker, rows)
+
+    assert database.do(insert, ["w-3", "w-1600"]) == {"w-3", "w-1600"}
+    names = [f"w-{number}" for number in range(1700)]
+    assert database.do(insert, names) == set(names) - {"w-3", "w-1600"}
+    assert database.do(insert, names) == set()
+    assert database.do(insert, []) == set()
 
 
 def test_an_adopted_job_needs_no_message_for_it_has_been_delivered(database: Database):
@@ -179,7 +190,7 @@ def test_a_heartbeat_extends_the_leases_that_its_worker_still_runs(database: Dat
     assert database.do(workers.beat, "namesake", running, lease=600) == 0
 
 
-@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("installed_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_job_that_a_frozen_process_is_ending_does_not_end_the_leases_of_the_others(database):
     for job_id in ("job-1", "job-2"):
         database.put(State.RUNNING, job_id=job_id)
@@ -187,7 +198,7 @@ def test_a_job_that_a_frozen_process_is_ending_does_not_end_the_leases_of_the_ot
     with database.engine.begin() as frozen, database.engine.begin() as connection:
         jobs.lock(frozen, database.tables, "job-1")
         # Whoever waits for the frozen one fails.
-        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        database.wait_for_locks(connection, 1)
         both = ["job-1", "job-2"]
         assert workers.beat(connection, database.tables, "worker", both, lease=60) == 1
     assert [job.id for job in database.do(jobs.lock_expired, 10)] == ["job-1"]

@@ -1,0 +1,191 @@
+"""A private MariaDB, or the server that the environment names, which may be a MySQL."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import URL, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+from tests.processes import ProcessGroup
+from tests.servers.install import find_or_install
+from tests.servers.ports import free_port
+from tests.servers.startup import wait_until_ready
+from tests.watchdog import Watchdog
+
+VARIABLE = "OUTBOX_TEST_MARIADB_URL"
+
+SETTINGS = {
+    "bind-address": "127.0.0.1",
+    "skip-name-resolve": "1",
+    "max-connections": "200",
+    "innodb-buffer-pool-size": "64M",
+    "max-allowed-packet": "64M",
+    # What a killed server had committed is still there: the system keeps it.
+    "innodb-flush-log-at-trx-commit": "2",
+    # A server's default is not what the outbox needs: it must state what it needs by itself.
+    "character-set-server": "latin1",
+    "collation-server": "latin1_swedish_ci",
+}
+
+
+class Mariadb:
+    """A server in which each test has a database of its own.
+
+    :param url: of a database whose user may create databases.
+    :param process: the server, when it is a private one.
+    :param run: starts a private one.
+    """
+
+    def __init__(
+        self,
+        url: URL,
+        process: ProcessGroup | None = None,
+        run: Callable[[], ProcessGroup] | None = None,
+    ) -> None:
+        self.url = url
+        self.process = process
+        self._run = run
+
+    @classmethod
+    def start(cls, watchdog: Watchdog, *, private: bool = False) -> Mariadb:
+        """Start a private server in a temporary folder, or take the one in the environment.
+
+        :param private: start one in any case.
+        :raises MissingServer: there is none and none can be installed.
+        """
+        named = os.environ.get(VARIABLE)
+        if named and not private:
+            return cls(make_url(named))
+        programs = find_or_install(_find_programs, package="mariadb-server", variable=VARIABLE)
+        user = _unprivileged_user()
+        folder = Path(tempfile.mkdtemp(prefix="outbox-mariadb-", dir="/tmp"))
+        watchdog.watch_folder(folder)
+        if user:
+            shutil.chown(folder, user)
+        data = folder / "data"
+        _create_cluster(programs["mariadb-install-db"], data, user)
+        port = free_port()
+        places = {
+            "datadir": str(data),
+            "socket": str(folder / "socket"),
+            "pid-file": str(folder / "pid"),
+            "port": str(port),
+        }
+        options = [f"--{name}={value}" for name, value in {**SETTINGS, **places}.items()]
+        run = partial(
+            ProcessGroup,
+            [programs["mariadbd"], "--no-defaults", *options],
+            log=folder / "server.log",
+            watchdog=watchdog,
+            cwd=folder,
+            user=user,
+        )
+        url = URL.create("mariadb+pymysql", "root", None, "127.0.0.1", port, "mysql")
+        server = cls(url, run=run)
+        server.start_again()
+        return server
+
+    def start_again(self) -> None:
+        """Start a private server, after :meth:`stop` with what it had stored."""
+        assert self._run is not None, "it is not a private server"
+        self.process = self._run()
+        wait_until_ready("MariaDB", self.process, self._answers)
+
+    def create_database(self, name: str) -> str:
+        """Create an empty database and return its SQLAlchemy URL."""
+        self._execute(f"CREATE DATABASE `{name}`")
+        return self.url.set(database=name).render_as_string(hide_password=False)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, after ending the connections that are open to it."""
+        for number in self.connections(name):
+            self._execute(f"KILL {number}", harmless="Unknown thread id")
+        self._execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+    def connections(self, name: str) -> list[int]:
+        """Return the numbers of the connections that are open to a database."""
+        engine = create_engine(self.url, poolclass=NullPool)
+        asked = text("SELECT id FROM information_schema.processlist WHERE db = :name")
+        with engine.connect() as connection:
+            return list(connection.scalars(asked, {"name": name}))
+
+    def kill_connections(self, name: str) -> int:
+        """End the connections that are open to a database; return how many."""
+        found = self.connections(name)
+        for number in found:
+            self._execute(f"KILL {number}", harmless="Unknown thread id")
+        return len(found)
+
+    def set_global(self, name: str, value: int) -> int:
+        """Set a variable for the connections that are opened from now on; return its old value."""
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as connection:
+            before = int(connection.scalar(text(f"SELECT @@GLOBAL.{name}")))
+        self._execute(f"SET GLOBAL {name} = {value}")
+        return before
+
+    def stop(self) -> None:
+        """End a private server; leave any other alone."""
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+            try:
+                self.process.wait(timeout=30)
+            finally:
+                self.process.kill()
+
+    def _execute(self, statement: str, *, harmless: str = "") -> None:
+        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with engine.connect() as connection:
+            try:
+                connection.exec_driver_sql(statement)
+            except Exception as error:
+                if not harmless or harmless not in str(error):
+                    raise
+
+    def _answers(self) -> bool:
+        self._execute("SELECT 1")
+        return True
+
+
+def _find_programs() -> dict[str, str] | None:
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/bin"])
+    found = {name: shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db")}
+    return {name: place for name, place in found.items() if place} if all(found.values()) else None
+
+
+def _unprivileged_user() -> str | None:
+    """MariaDB refuses to run as root; return the user to run it as, or None for the own one."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "mysql" if "mysql" in names else "nobody"
+
+
+def _create_cluster(program: str, data: Path, user: str | None) -> None:
+    entry = pwd.getpwnam(user) if user else None
+    done = subprocess.run(
+        [
+            *(program, "--no-defaults", f"--datadir={data}", "--skip-test-db"),
+            *("--auth-root-authentication-method=normal", "--skip-name-resolve"),
+        ],
+        user=entry.pw_uid if entry else None,
+        group=entry.pw_gid if entry else None,
+        extra_groups=[] if entry else None,
+        cwd=data.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"mariadb-install-db failed:\n{done.stdout}")
