@@ -130,7 +130,7 @@ def find(
         limit: at most so many.
     """
     job = tables.job
-    statement = _select(tables).order_by(job.c.recorded_at.desc(), job.c.id).limit(limit)
+    statement = _select(tables).order_by(job.c.recorded_at.desc(), job.c.id.desc()).limit(limit)
     if states:
         statement = statement.where(job.c.state.in_(sorted(str(state) for state in states)))
     if task is not None:
