@@ -18,6 +18,7 @@ from celery_outbox.core.classification import PERMANENT_TYPES
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import FINAL_STATES, TRANSITIONS
 from celery_outbox.store.journal import Event
+from tests.integration import differences
 from tests.processes import REPOSITORY, Processes
 from tests.wait import eventually
 
@@ -326,3 +327,11 @@ def test_the_commands_page_has_every_command_with_its_options():
         # cli.rst says it of all of them.
         assert any("--json" in param.opts for param in command.params), path
     assert ".. outbox-commands::" in (DOCS / "reference" / "cli.rst").read_text()
+
+
+def test_the_reference_names_every_difference_of_a_message():
+    text = (DOCS / "reference" / "messages.rst").read_text()
+    differs = {*differences.NOT_SENT, *differences.CHANGED, *differences.REDACTED}
+    differs |= {*differences.PROPERTIES_NOT_SENT, *differences.REQUEST_DIFFERS}
+    assert {name for name in differs if f"``{name}``" not in text} == set()
+    assert f"``{differences.BODY.decode()}``" in text
