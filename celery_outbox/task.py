@@ -62,6 +62,9 @@ class OutboxTask(Task):
     retry_on_worker_lost = FIXED_OPTIONS["retry_on_worker_lost"]
     Request = "celery_outbox.execute.request:OutboxRequest"
 
+    #: Celery's own limit for results in logs, events and Flower: they are not shown.
+    resultrepr_maxsize = 0
+
     max_attempts: int | None = None
     retry_policy: RetryPolicy | None = None
     permanent_for: tuple[type[BaseException], ...] = ()

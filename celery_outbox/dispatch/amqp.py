@@ -15,10 +15,10 @@ from typing import Any
 
 from amqp.exceptions import AMQPError, ChannelError, FrameSyntaxError
 from celery import Celery
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from celery_outbox.dispatch.publisher import Outcome, Report, queues_to_declare
+from celery_outbox.dispatch.publisher import Outcome, Report, key_of, to_declare
 from celery_outbox.dispatch.replies import ReplyQueues
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
@@ -206,31 +206,35 @@ class AmqpPublisher:
         self._pending.clear()
         self._returned.clear()
         if self._quarantine is not None and self._quarantine.name not in self._declared:
-            self._declare_queue(self._quarantine)
+            self._declare_entity(self._quarantine)
         return self._channel or self._ready_channel()
 
     def _declare(self, wire: Wire) -> None:
-        for queue in queues_to_declare(self._app, wire, self._declared):
-            self._declare_queue(queue)
+        for entity in to_declare(self._app, wire, self._declared):
+            self._declare_entity(entity)
         replies = self._reply_queues.of(wire)
         if replies is not None and replies.name not in self._declared_replies:
             self._declared_replies.add(replies.name)
-            self._declare_queue(replies)
+            self._declare_entity(replies)
 
-    def _declare_queue(self, queue: Queue) -> None:
-        self._declared.add(queue.name)
+    def _declare_entity(self, entity: Queue | Exchange) -> None:
+        self._declared.add(key_of(entity))
         # The replies to a declaration must not be mixed with confirms that are due.
         channel = self._ready_channel()
         while self._pending:
             self._drain()
         try:
             with self._bounded():
-                queue(channel).declare()
+                entity(channel).declare()
         except ChannelError as error:
             # It exists with other arguments, or we may not declare it: if it cannot take
             # messages the broker will return them.
             log_event(
-                logger, logging.WARNING, "outbox.declare_refused", queue=queue.name, code=error.code
+                logger,
+                logging.WARNING,
+                "outbox.declare_refused",
+                queue=entity.name,
+                code=error.code,
             )
             self._drop_channel()
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery
-from kombu import Connection, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import KombuError, OperationalError
 
-from celery_outbox.dispatch.publisher import Outcome, Report, queues_to_declare
+from celery_outbox.dispatch.publisher import Outcome, Report, key_of, to_declare
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.log import log_event
 
@@ -135,16 +135,16 @@ class KombuPublisher:
             connection.ensure_connection(max_retries=1, timeout=self._timeout)
             self._producer = Producer(connection, auto_declare=False)
             if self._quarantine is not None:
-                self._declare_queue(self._producer, self._quarantine)
+                self._declare_entity(self._producer, self._quarantine)
         return self._producer
 
     def _declare(self, producer: Producer, wire: Wire) -> None:
-        for queue in queues_to_declare(self._app, wire, self._declared):
-            self._declare_queue(producer, queue)
+        for entity in to_declare(self._app, wire, self._declared):
+            self._declare_entity(producer, entity)
 
-    def _declare_queue(self, producer: Producer, queue: Queue) -> None:
-        queue(producer.channel).declare()
-        self._declared.add(queue.name)
+    def _declare_entity(self, producer: Producer, entity: Queue | Exchange) -> None:
+        entity(producer.channel).declare()
+        self._declared.add(key_of(entity))
 
     def _outages(self) -> tuple[type[BaseException], ...]:
         own: tuple[type[BaseException], ...] = ()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from celery_outbox.dispatch.wire import Wire
 
@@ -55,19 +56,25 @@ class Publisher(Protocol):
         """Let go of the broker."""
 
 
-def queues_to_declare(app: Celery, wire: Wire, declared: Collection[str]) -> list[Queue]:
-    """The queues that must exist before a message is sent, as with Celery's own publish.
+def to_declare(app: Celery, wire: Wire, declared: Collection[str]) -> list[Queue | Exchange]:
+    """What must exist before a message is sent, as with Celery's own publish.
 
     Arguments:
         app: knows the configured queues, and makes up the others as Celery does.
-        declared: names of queues that this connection has declared already.
+        declared: what this connection has declared already, by :func:`key_of`.
     """
-    queues = list(wire.declare)
-    if wire.queue is not None and wire.queue not in {queue.name for queue in queues}:
-        try:
-            queues.append(app.amqp.queues[wire.queue])
-        except KeyError:
-            # task_create_missing_queues is off: a queue of somebody else's, or none at all; then
-            # the broker will say so.
-            return [queue for queue in queues if queue.name not in declared]
-    return [queue for queue in queues if queue.name not in declared]
+    entities = list(wire.declare)
+    if wire.queue is not None and wire.queue not in {
+        entity.name for entity in entities if isinstance(entity, Queue)
+    }:
+        # task_create_missing_queues may be off: then it is a queue of somebody else's, or none at
+        # all, and the broker will say so.
+        with suppress(KeyError):
+            entities.append(app.amqp.queues[wire.queue])
+    return [entity for entity in entities if key_of(entity) not in declared]
+
+
+def key_of(entity: Queue | Exchange) -> str:
+    """What an entity is remembered by once it is declared: a queue and an exchange may have the
+    same name."""
+    return str(entity.name) if isinstance(entity, Queue) else f"exchange {entity.name}"

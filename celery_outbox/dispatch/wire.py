@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, binding
 from kombu.serialization import dumps, registry
 
 from celery_outbox.store.envelope import Envelope
@@ -41,9 +41,9 @@ class Wire:
     content_encoding: str
     headers: dict[str, Any] = field(repr=False)
     properties: dict[str, Any]
-    #: The queue by its name, declared from the configuration; and queues only the call knew.
+    #: The queue by its name, declared from the configuration; and what only the call knew.
     queue: str | None = None
-    declare: list[Queue] = field(default_factory=list)
+    declare: list[Queue | Exchange] = field(default_factory=list)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -96,7 +96,7 @@ def _claim_check(message: Message, envelope: Envelope, accepts_json: bool) -> Wi
         headers=headers,
         properties=properties,
         queue=envelope.queue,
-        declare=[_queue(each) for each in envelope.declare],
+        declare=[_entity(each) for each in envelope.declare],
     )
 
 
@@ -116,7 +116,7 @@ def _relayed(message: Message, envelope: Envelope) -> Wire:
         headers=envelope.headers,
         properties=properties,
         queue=envelope.queue,
-        declare=[_queue(each) for each in envelope.declare],
+        declare=[_entity(each) for each in envelope.declare],
     )
 
 
@@ -176,9 +176,22 @@ def _no_arguments(content_type: str | None) -> tuple[bytes, str, str]:
     return (body.encode("utf-8") if isinstance(body, str) else body), sent_type, encoding
 
 
-def _queue(described: dict[str, Any]) -> Queue:
+def _entity(described: dict[str, Any]) -> Queue | Exchange:
+    """A queue or an exchange, out of what ``as_dict`` of kombu's said of it."""
+    options = {name: value for name, value in described.items() if value is not None}
+    if "bindings" not in options:
+        return Exchange(options.pop("name", ""), **options)
+    bindings = [_binding(each) for each in options.pop("bindings")]
+    exchange = options.pop("exchange", None)
+    return Queue(
+        options.pop("name"),
+        None if exchange is None else _entity(exchange),
+        bindings=bindings,
+        **options,
+    )
+
+
+def _binding(described: dict[str, Any]) -> binding:
     options = dict(described)
-    name = options.pop("name")
-    exchange = options.pop("exchange") or ""
-    kind = options.pop("exchange_type") or "direct"
-    return Queue(name, Exchange(exchange, type=kind), **options)
+    exchange = options.pop("exchange")
+    return binding(None if exchange is None else _entity(exchange), **options)

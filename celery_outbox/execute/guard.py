@@ -46,7 +46,7 @@ from celery_outbox.execute.attempt import Attempt, raising, stored_result
 from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.celery_versions import must_leave
 from celery_outbox.execute.claim import Claim
-from celery_outbox.execute.delivery import Delivery
+from celery_outbox.execute.delivery import VERSION_HEADER, Delivery
 from celery_outbox.execute.escaped import caught, is_redelivered, unreported
 from celery_outbox.execute.hold import Lease
 from celery_outbox.execute.payload import Call, Undecodable, decode_call
@@ -331,6 +331,8 @@ class Guard:
             if name not in ("id", "task", "eta"):
                 request[name] = value
         request.update(call.embed)
+        # A body finds in self.request.headers what the call gave, and gives it to its retries.
+        request.pop(VERSION_HEADER, None)
         fix_callback_ids(job.id, "link", request.get("callbacks"))
         fix_callback_ids(job.id, "link_error", request.get("errbacks"))
         # Celery counts retries, this package counts attempts.

@@ -230,6 +230,13 @@ def end_revoked(guard: Guard, job_id: str, *, running: bool = True) -> None:
     guard.database.write(write)
 
 
+def rejected_job(guard: Guard, task: Task, job_id: str) -> Job | None:
+    """The job whose body has just refused it for good; ``None``: it is another one."""
+    job = guard.database.read(lambda connection: jobs.get(connection, guard.tables, job_id))
+    refused = job is not None and job.state is State.QUARANTINED and job.task == task.name
+    return job if refused and job is not None and job.reason == str(Reason.REJECTED) else None
+
+
 def _follow(connection: Connection, guard: Guard, task: Task, job: Job, reason: Reason) -> None:
     step = after_failure(
         Verdict(False, str(reason), reason=reason),

@@ -53,7 +53,9 @@ def decode_call(app: Celery, job: Job) -> Call:
             embed = {name: payload.get(name) for name in ("callbacks", "errbacks", "chord")}
             return Call(list(payload.get("args", ())), dict(payload.get("kwargs", {})), embed)
         args, kwargs, embed = payload
-        return Call(list(args), dict(kwargs), dict(embed or {}))
+        if not isinstance(args, (list, tuple)):
+            args = list(args)
+        return Call(args, dict(kwargs), dict(embed or {}))
     except Exception as error:  # foreign bytes: decoders raise what they like
         raise Undecodable(f"{type(error).__name__}: {error}") from error
 

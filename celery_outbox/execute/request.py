@@ -26,7 +26,12 @@ from celery_outbox.exceptions import SchemaError
 from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.celery_versions import can_stop_bodies
 from celery_outbox.execute.foreign import Foreign
-from celery_outbox.execute.outside import end_lost, end_revoked, end_unreadable
+from celery_outbox.execute.outside import (
+    end_lost,
+    end_revoked,
+    end_unreadable,
+    rejected_job,
+)
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
@@ -84,6 +89,7 @@ class OutboxRequest(Request):
                 # First of all: Celery 5.7 asks the result backend before it rejects, and a message
                 # whose backend is away would stay with this worker for ever.
                 self.reject(requeue=False)
+                self._take_call_of_rejected()
             return self._stock_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, TimeLimitExceeded):
             self._end(exc_info, Reason.TIME_LIMIT)
@@ -175,16 +181,25 @@ class OutboxRequest(Request):
             return
         # Rejected first: Celery's versions do not agree on what it would do then.
         self.reject(requeue=False)
+        self._take_call(job)
+        self._stock_failure(exc_info, True, False)
+
+    def _take_call_of_rejected(self) -> None:
+        try:
+            self._take_call(rejected_job(self.task.outbox.guard, self.task, self.id))
+        except (SQLAlchemyError, SchemaError):
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
+
+    def _take_call(self, job: Job | None) -> None:
+        """Get arguments, error callbacks and chord from the row: the message carries none."""
         try:
             call = None if job is None else decode_call(self.app, job)
         except Undecodable:
-            call = None
+            return
         if call is not None:
             fix_callback_ids(self.id, "link_error", call.embed.get("errbacks"))
-            # The message carries no arguments; error callbacks and chord come from the row.
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs
-        self._stock_failure(exc_info, True, False)
 
     def _stock_failure(
         self, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool

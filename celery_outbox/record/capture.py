@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kombu import Producer, Queue
+from kombu import Exchange, Producer, Queue
 
 from celery_outbox.store.envelope import Envelope
 
@@ -73,7 +73,7 @@ class RecordingProducer(Producer):
 
     def __init__(self) -> None:
         self.caught = _Channel()
-        self.queues: list[Queue] = []
+        self.declare: list[Queue | Exchange] = []
         super().__init__(self.caught, auto_declare=False)
 
     def publish(self, body: Any, **options: Any) -> None:
@@ -83,8 +83,7 @@ class RecordingProducer(Producer):
                 return
             raise AssertionError("Celery published twice for one call")
         # Declaring, retrying and waiting are for a real broker.
-        declare = options.pop("declare", None) or []
-        self.queues = [entity for entity in declare if isinstance(entity, Queue)]
+        self.declare = list(options.pop("declare", None) or [])
         for name in ("retry", "retry_policy", "timeout", "confirm_timeout"):
             options.pop(name, None)
         super().publish(body, retry=False, **options)
@@ -99,7 +98,8 @@ class RecordingProducer(Producer):
         if message is None:
             raise AssertionError("Celery published nothing for the call")
         exchange, routing_key = self.caught.exchange, self.caught.routing_key
-        queue = self.queues[0].name if self.queues else None
+        queues = [entity for entity in self.declare if isinstance(entity, Queue)]
+        queue = queues[0].name if queues else None
         if queue is None and exchange == "":
             queue = routing_key
         envelope = Envelope(
@@ -111,23 +111,17 @@ class RecordingProducer(Producer):
             content_type=message["content_type"],
             content_encoding=message["content_encoding"],
             declare=[
-                _describe(entity) for entity in self.queues if entity.name not in known_queues
+                _describe(entity)
+                for entity in self.declare
+                if not isinstance(entity, Queue) or entity.name not in known_queues
             ],
         )
         return envelope, message["body"]
 
 
-def _describe(queue: Queue) -> dict[str, Any]:
-    """What a dispatcher needs to declare a queue that only the call knows."""
-    exchange = queue.exchange
-    return {
-        "name": queue.name,
-        "exchange": exchange.name if exchange is not None else "",
-        "exchange_type": exchange.type if exchange is not None else "direct",
-        "routing_key": queue.routing_key,
-        "durable": queue.durable,
-        "exclusive": queue.exclusive,
-        "auto_delete": queue.auto_delete,
-        "queue_arguments": queue.queue_arguments,
-        "max_priority": queue.max_priority,
-    }
+def _describe(entity: Queue | Exchange) -> dict[str, Any]:
+    """What a dispatcher needs to declare an entity that only the call knows."""
+    described: dict[str, Any] = entity.as_dict(recurse=True)
+    if isinstance(entity, Queue):
+        described["bindings"] = [each.as_dict(recurse=True) for each in entity.bindings]
+    return described

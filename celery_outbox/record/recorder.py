@@ -31,6 +31,7 @@ from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.payload import explain
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
+from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
 from celery_outbox.store.schema import MAX_JOB_ID, MAX_NAME
@@ -111,8 +112,10 @@ class Recorder:
         # Celery would make a producer of it and send the message.
         options.pop("connection", None)
         producer = RecordingProducer()
-        options.setdefault("argsrepr", REDACTED)
-        options.setdefault("kwargsrepr", REDACTED)
+        # Celery would make a producer of its own for a connection, and send the message.
+        options.pop("connection", None)
+        redacted = [name for name in ("argsrepr", "kwargsrepr") if options.get(name) is None]
+        options.update(dict.fromkeys(redacted, REDACTED))
         try:
             result = celery_apply_async(
                 args,
@@ -129,6 +132,9 @@ class Recorder:
             raise explain(task.name, serializer, args, kwargs) from error
         result.ignored = ignore_result
         envelope, body = producer.captured(self._app.amqp.queues)
+        for name in redacted:
+            # Celery takes an option that is given for a property of the message, too.
+            envelope.properties.pop(name, None)
         if "id" not in envelope.headers:
             raise ConfigurationError(
                 setting="task_protocol",
@@ -153,8 +159,9 @@ class Recorder:
             envelope=envelope,
             body=body,
             max_attempts=max_attempts,
-            available_at=available_at,
-            expires_at=_moment(envelope.headers.get("expires")),
+            # A receiver of before_task_publish may have delayed it.
+            available_at=due(task.name, None, envelope.headers.get("eta")) or available_at,
+            expires_at=_expires_at(envelope),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
             relay=relay,
         )
@@ -239,6 +246,15 @@ def due(task: str, countdown: Any, eta: Any, option: str = "eta") -> datetime | 
         return _moment(value)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidDelay(task=task, option=option, value=value, problem=str(error)) from error
+
+
+def _expires_at(envelope: Envelope) -> datetime | None:
+    """When the message is of no use any more: the header says it, or the time to live alone."""
+    expires = envelope.headers.get("expires")
+    milliseconds = envelope.properties.get("expiration")
+    if expires is None and milliseconds is not None:
+        return datetime.now(timezone.utc) + timedelta(milliseconds=int(milliseconds))
+    return _moment(expires)
 
 
 def _moment(value: datetime | str | None) -> datetime | None:

@@ -20,8 +20,8 @@ class Envelope:
         properties: message properties (correlation id, reply-to, priority, delivery mode, ...).
         content_type: content type of the body.
         content_encoding: content encoding of the body.
-        declare: queues that the configuration does not know, as ``kombu.Queue.as_dict`` gives
-            them, to be declared before the message is published.
+        declare: queues that the configuration does not know, and exchanges, as kombu's ``as_dict``
+            gives them, to be declared before the message is published.
     """
 
     exchange: str

@@ -98,7 +98,7 @@ def test_a_queue_that_only_the_call_knows_is_described_for_the_dispatcher(app):
         "tenant.7",
     )
     [described] = envelope.declare
-    assert (described["name"], described["exchange_type"]) == ("tenant-7", "topic")
+    assert (described["name"], described["exchange"]["type"]) == ("tenant-7", "topic")
     assert described["queue_arguments"] == {"x-max-length": 10}
     assert (described["max_priority"], described["auto_delete"]) == (9, True)
     envelope.to_json()

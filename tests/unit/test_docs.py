@@ -20,6 +20,7 @@ from celery_outbox.core.classification import PERMANENT_TYPES
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import FINAL_STATES, TRANSITIONS
 from celery_outbox.store.journal import Event
+from tests.integration import differences
 from tests.processes import REPOSITORY, Processes
 from tests.wait import eventually
 
@@ -357,3 +358,11 @@ def test_the_migrating_page_has_every_option_of_a_call_and_of_a_task():
         if not option.startswith("_") and not callable(value) and not hasattr(value, "__get__")
     }
     assert task - {"abstract", "from_config", "request_stack"} - rows("task-options") == set()
+
+
+def test_the_reference_names_every_difference_of_a_message():
+    text = (DOCS / "reference" / "messages.rst").read_text()
+    differs = {*differences.NOT_SENT, *differences.CHANGED, *differences.REDACTED}
+    differs |= {*differences.PROPERTIES_NOT_SENT, *differences.REQUEST_DIFFERS}
+    assert {name for name in differs if f"``{name}``" not in text} == set()
+    assert f"``{differences.BODY.decode()}``" in text
