@@ -48,6 +48,10 @@ class OutboxTask(Task):
     ``transactional``
         the body runs in one transaction (:attr:`session`), which is committed together with the
         jobs that it enqueues and with the job's success, or not at all.
+    ``derive_child_ids``
+        jobs that the body enqueues get ids made from this job's id, their task, arguments and
+        ordinal, so that an attempt that runs again does not enqueue them twice (default); an own
+        ``task_id`` stays as it is.
     ``relayed``
         the task runs in another service, which needs no outbox: its message goes out in full, and
         the job ends as ``relayed`` when the broker has confirmed it.
@@ -70,6 +74,7 @@ class OutboxTask(Task):
     classify = None
     result_key: str | None = None
     transactional: bool = False
+    derive_child_ids: bool = True
     relayed: bool = False
 
     _celery_tracer: Any = None
@@ -123,6 +128,7 @@ class OutboxTask(Task):
             "retry_for": (tuple, "a tuple of exception classes"),
             "result_key": (str, "text such as 'reports/{job_id}.csv'"),
             "transactional": (bool, "True or False"),
+            "derive_child_ids": (bool, "True or False"),
             "relayed": (bool, "True or False"),
         }
         for option, (kind, what) in expected.items():

@@ -28,6 +28,7 @@ from celery_outbox.exceptions import (
 )
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
+from celery_outbox.record.child import derived_id
 from celery_outbox.record.payload import explain
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
@@ -111,6 +112,9 @@ class Recorder:
         # Celery would make a producer of it and send the message.
         options.pop("connection", None)
         producer = RecordingProducer()
+        running = running_job.get()
+        if task_id is None and running is not None:
+            task_id = derived_id(self._app, running, task, args, kwargs, options)
         options.setdefault("argsrepr", REDACTED)
         options.setdefault("kwargsrepr", REDACTED)
         try:
@@ -140,7 +144,6 @@ class Recorder:
             raise NameTooLong(task=task.name, what="queue's name", limit=MAX_NAME)
         if len(body) > self._max_payload_size:
             raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
-        running = running_job.get()
         job_id = envelope.headers["id"]
         try:
             envelope.to_json()
