@@ -22,6 +22,13 @@ class RunningJob(Protocol):
     def settled(self) -> bool:
         """The body has ended: what is sent now are callbacks."""
 
+    @property
+    def derives_child_ids(self) -> bool:
+        """Whether the jobs that it enqueues get the same ids in each attempt."""
+
+    def child_id(self, call: str) -> str:
+        """The id of the next job that is enqueued by ``call``, a fingerprint."""
+
     def resume_as(self, new: NewJob) -> None:
         """Go on later as ``new``: the body sent its own id again (``self.retry``)."""
 

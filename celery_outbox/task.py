@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
 from celery_outbox.log import log_event
 from celery_outbox.record.result import RecordedResult
+from celery_outbox.task_class import check_class, check_strategy, make_outermost
 
 logger = logging.getLogger("celery_outbox")
 
@@ -47,6 +48,10 @@ class OutboxTask(Task):
     ``transactional``
         the body runs in one transaction (:attr:`session`), which is committed together with the
         jobs that it enqueues and with the job's success, or not at all.
+    ``derive_child_ids``
+        jobs that the body enqueues get ids made from this job's id, their task, arguments and
+        ordinal, so that an attempt that runs again does not enqueue them twice (default); an own
+        ``task_id`` stays as it is.
     ``relayed``
         the task runs in another service, which needs no outbox: its message goes out in full, and
         the job ends as ``relayed`` when the broker has confirmed it.
@@ -72,9 +77,11 @@ class OutboxTask(Task):
     classify = None
     result_key: str | None = None
     transactional: bool = False
+    derive_child_ids: bool = True
     relayed: bool = False
 
     _celery_tracer: Any = None
+    _started_strategy: bool = False
 
     @property
     def outbox(self) -> Outbox:
@@ -82,7 +89,22 @@ class OutboxTask(Task):
         return Outbox.of(self._get_app())
 
     @classmethod
+    def bind(cls, app: Celery) -> Celery:
+        """Bind the class to an app, as :meth:`celery.Task.bind`, and to the guard."""
+        bound = super().bind(app)
+        if getattr(cls.on_bound, "__func__", None) is not OutboxTask.__dict__["on_bound"].__func__:
+            # A hook for users, who need not call ours.
+            cls._set_up(app)
+        return bound
+
+    @classmethod
     def on_bound(cls, app: Celery) -> None:
+        """Called when the class is bound to an app; a hook, as :meth:`celery.Task.on_bound`."""
+        cls._set_up(app)
+        super().on_bound(app)
+
+    @classmethod
+    def _set_up(cls, app: Celery) -> None:
         """Refuse promises that this version does not keep, instead of ignoring them."""
         for option in ("irreversible", "exclusive"):
             if getattr(cls, option, None):
@@ -96,7 +118,9 @@ class OutboxTask(Task):
         Outbox.of(app)
         app.steps["worker"].add(Heartbeat)
         app.steps["consumer"] |= {DeclareQuarantine, KeepPoison}
-        super().on_bound(app)
+        check_class(cls, OutboxTask)
+        check_strategy(cls, OutboxTask)
+        make_outermost(cls, OutboxTask._run_guarded)
 
     @classmethod
     def _check_options(cls) -> None:
@@ -107,6 +131,7 @@ class OutboxTask(Task):
             "retry_for": (tuple, "a tuple of exception classes"),
             "result_key": (str, "text such as 'reports/{job_id}.csv'"),
             "transactional": (bool, "True or False"),
+            "derive_child_ids": (bool, "True or False"),
             "relayed": (bool, "True or False"),
         }
         for option, (kind, what) in expected.items():
@@ -225,17 +250,24 @@ class OutboxTask(Task):
 
     # -- running -----------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the body: guarded in a worker, as it is anywhere else."""
+    def _run_guarded(self, call: Callable[[], Any]) -> Any:
+        """Run the most derived ``__call__``: guarded in a worker, as it is anywhere else."""
         attempt = running_job.get()
         if not isinstance(attempt, Attempt) or attempt.entered or attempt.task.name != self.name:
             if self.transactional:
                 with self.outbox.transaction():
-                    return self._call(*args, **kwargs)
-            return self._call(*args, **kwargs)
-        return attempt.execute(lambda: self._call(*args, **kwargs))
+                    return call()
+            return call()
+        return attempt.execute(call)
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def start_strategy(self, app: Any, consumer: Any, **options: Any) -> Any:
+        """What a worker does with the deliveries of this task; for those who override it, see
+        :meth:`celery.Task.start_strategy`."""
+        self._started_strategy = True
+        return super().start_strategy(app, consumer, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, with the request that a worker has for it; what classes override."""
         inherited = super().__call__
         request = self.request_stack.top
         if (

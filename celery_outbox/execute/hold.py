@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from celery_outbox.core.child_id import child_id
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.states import State
 from celery_outbox.execute.celery_versions import was_told_to_end
@@ -65,6 +68,23 @@ class Hold:
     left: bool = False
     replacing: bool = False
     transaction: BodyTransaction | None = None
+    _calls: defaultdict[tuple[str, str], Iterator[int]] = field(
+        default_factory=lambda: defaultdict(itertools.count)
+    )
+
+    @property
+    def derives_child_ids(self) -> bool:
+        """Whether the jobs that this one enqueues get the same ids in each attempt."""
+        return bool(getattr(self.task, "derive_child_ids", True))
+
+    def child_id(self, call: str) -> str:
+        """The id of the next job that is enqueued by ``call``, a fingerprint.
+
+        What hooks and signals enqueue after the end of an attempt belongs to that attempt: a
+        duplicate delivery runs them again, the next attempt has its own.
+        """
+        phase = f"after {self.number}" if self.settled else "body"
+        return child_id(self.job.id, phase, call, next(self._calls[phase, call]))
 
     @property
     def job_id(self) -> str:

@@ -28,6 +28,7 @@ from celery_outbox.exceptions import (
 )
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
+from celery_outbox.record.child import derived_id
 from celery_outbox.record.payload import explain
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
@@ -112,8 +113,9 @@ class Recorder:
         # Celery would make a producer of it and send the message.
         options.pop("connection", None)
         producer = RecordingProducer()
-        # Celery would make a producer of its own for a connection, and send the message.
-        options.pop("connection", None)
+        running = running_job.get()
+        if task_id is None and running is not None:
+            task_id = derived_id(self._app, running, task, args, kwargs, options)
         redacted = [name for name in ("argsrepr", "kwargsrepr") if options.get(name) is None]
         options.update(dict.fromkeys(redacted, REDACTED))
         try:
@@ -146,7 +148,6 @@ class Recorder:
             raise NameTooLong(task=task.name, what="queue's name", limit=MAX_NAME)
         if len(body) > self._max_payload_size:
             raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
-        running = running_job.get()
         job_id = envelope.headers["id"]
         try:
             envelope.to_json()

@@ -1,0 +1,34 @@
+"""Ids for what a running job enqueues: the same in each of its attempts."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+#: Namespace of these ids (RFC 9562 section 6.5: any fixed UUID serves).
+_CHILDREN = uuid.UUID("5b0c2c0e-54a3-5d0e-9a52-2b6f1c7f3d90")
+
+
+def fingerprint(task: str, *parts: bytes) -> str:
+    """What two calls have in common that ask for the same.
+
+    Arguments:
+        task: the name of the task that is called.
+        parts: its arguments, and what follows it, serialized.
+    """
+    digest = hashlib.sha256(task.encode("utf-8", "surrogatepass"))
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def child_id(parent: str, phase: str, call: str, ordinal: int) -> str:
+    """The id of a job that another one enqueues.
+
+    Arguments:
+        parent: the id of the job that enqueues it.
+        phase: the part of the parent's life that it is enqueued in.
+        call: the :func:`fingerprint` of the call.
+        ordinal: how many equal calls came before it in that phase.
+    """
+    return str(uuid.uuid5(_CHILDREN, f"{parent}|{phase}|{call}|{ordinal}"))
