@@ -26,6 +26,7 @@ from celery_outbox.exceptions import (
     NotInJob,
     NoTransaction,
     NotReplayable,
+    NotWritten,
     OutboxError,
     PayloadTooLarge,
     PermanentError,
@@ -41,6 +42,7 @@ from celery_outbox.exceptions import (
     UnknownJob,
     UnserializableArgument,
     UnusableSession,
+    WrongDatabase,
     WrongState,
 )
 
@@ -72,6 +74,7 @@ __all__ = [
     "NotAvailable",
     "NotInJob",
     "NotReplayable",
+    "NotWritten",
     "Outbox",
     "OutboxError",
     "OutboxTask",
@@ -92,5 +95,6 @@ __all__ = [
     "UnknownJob",
     "UnserializableArgument",
     "UnusableSession",
+    "WrongDatabase",
     "WrongState",
 ]
