@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
@@ -43,6 +43,8 @@ _NETWORK_BOUNDS: dict[str, Any] = {
 #: The same for the drivers of MariaDB and MySQL that take it.
 _MYSQL_DRIVERS = ("pymysql", "mysqldb")
 _MYSQL_BOUNDS: dict[str, Any] = {"connect_timeout": 10, "charset": "utf8mb4"}
+#: States of a transaction, as libpq numbers them (PostgreSQL documentation, section 34.2).
+_IDLE, _UNKNOWN = 0, 4
 
 #: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
 _ROLLED_BACK = frozenset({"40001", "40P01"})
@@ -79,6 +81,7 @@ def open_engine(url: str) -> Engine:
                 parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT}, hide_parameters=True
             )
             event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "savepoint", begin_before_savepoint)
             return engine
         options, bounds = _options_of(parsed)
         return create_engine(
@@ -163,24 +166,53 @@ def connection_in(session: Session, tables: Tables) -> Connection:
     Raises:
         sqlalchemy.exc.UnboundExecutionError: the session has no bind for them.
     """
+    root = session.get_transaction()
+    if root is not None and session.in_nested_transaction():
+        begin_before_savepoint(root.connection(None, clause=tables.job))
     # A session with several binds knows by the table which database is meant.
     return session.connection(bind_arguments={"clause": tables.job})
+
+
+def begin_before_savepoint(connection: Connection, name: str | None = None) -> None:
+    """Begin SQLite's transaction, where this is SQLite and it has not begun: its driver does not
+    do so for a savepoint, and the release of the savepoint would be the commit."""
+    if connection.dialect.name == "sqlite" and in_driver_transaction(connection) is False:
+        connection.exec_driver_sql("BEGIN")
+
+
+def in_driver_transaction(connection: Connection) -> bool | None:
+    """Whether the driver is in a transaction, as far as it says so without asking the server;
+    ``None``: it does not say."""
+    if connection.closed or connection.invalidated:
+        return None
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        return getattr(driver, "in_transaction", None)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
+    status = getattr(getattr(driver, "info", None), "transaction_status", _UNKNOWN)
+    return None if status == _UNKNOWN else status != _IDLE
 
 
 def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of this connection is a transaction of its own."""
     driver: Any = connection.connection.dbapi_connection
-    if is_mysql(connection.dialect):
-        told = getattr(driver, "get_autocommit", bool)()
-    else:
-        told = connection.dialect.name != "sqlite" and getattr(driver, "autocommit", False)
-    if told is True:
+    if connection.dialect.name == "sqlite":
+        if driver.isolation_level is None and not in_driver_transaction(connection):
+            return True
+    elif _driver_commits(connection.dialect, driver):
         # Its owner has told the driver, and SQLAlchemy knows nothing of it.
         return True
     level = connection.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(connection.dialect, "_on_connect_isolation_level", None)
     return bool(level == "AUTOCOMMIT")
+
+
+def _driver_commits(dialect: Dialect, driver: Any) -> bool:
+    if is_mysql(dialect):
+        return getattr(driver, "get_autocommit", bool)() is True
+    return getattr(driver, "autocommit", False) is True
 
 
 def is_transient(error: BaseException) -> bool:

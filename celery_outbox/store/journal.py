@@ -63,6 +63,12 @@ def write(connection: Connection, tables: Tables, lines: Sequence[dict[str, Any]
         connection.execute(tables.event.insert(), lines)
 
 
+def write_all(connection: Connection, tables: Tables, lines: Sequence[dict[str, Any]]) -> None:
+    """Append lines to the journal in one statement, where the database can return what it
+    inserted: some drivers make one statement of each line otherwise."""
+    connection.execute(tables.event.insert().returning(tables.event.c.id), list(lines))
+
+
 def read(connection: Connection, tables: Tables, job_id: str) -> list[Event]:
     """Every line about a job, oldest first."""
     event = tables.event
