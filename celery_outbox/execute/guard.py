@@ -193,7 +193,9 @@ class Guard:
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
         if isinstance(decision, Expire):
-            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "expired")
+        elif job.state is State.CANCELLED and not delivery.redelivered:
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "revoked")
         return ended_by(Ignore(type(decision).__name__.lower()))
 
     def _put_back(self, delivery: Delivery, why: str) -> trace_ok_t:
@@ -340,14 +342,14 @@ class Guard:
         request["args"], request["kwargs"] = call.args, call.kwargs
         return call
 
-    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any]) -> None:
-        """Tell Celery's result backend and signals that an expired job will not run."""
+    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any], why: str) -> None:
+        """Tell Celery's result backend and signals that a job will not run."""
         self._hydrate(attempt, request)
         context = Context(request)
         try:
             task.backend.mark_as_revoked(
                 attempt.job_id,
-                "expired",
+                why,
                 request=context,
                 store_result=not context.ignore_result,
             )
@@ -356,7 +358,7 @@ class Guard:
                 logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
             )
         signals.task_revoked.send(
-            sender=task, request=context, terminated=False, signum=None, expired=True
+            sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
         )
 
 
