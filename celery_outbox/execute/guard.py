@@ -121,7 +121,7 @@ class Guard:
         What a body, or anybody before it, leaves open in the application's session is undone:
         the next job would commit it, or lose its own calls with it.
         """
-        self._undo_what_was_left(job_id)
+        self.undo_what_was_left(job_id)
         delivery = self.delivery_of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
@@ -133,7 +133,7 @@ class Guard:
             log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
             return ended_by(Reject(error_code(error), requeue=True))
         finally:
-            self._undo_what_was_left(job_id)
+            self.undo_what_was_left(job_id)
 
     def _trace(
         self,
@@ -160,7 +160,8 @@ class Guard:
             return self._put_back(delivery, type(error).__name__)
         return self._run(tracer, started, request) if isinstance(started, Attempt) else started
 
-    def _undo_what_was_left(self, job_id: str) -> None:
+    def undo_what_was_left(self, job_id: str) -> None:
+        """Roll back what is open in the application's session."""
         try:
             session = self._open_session()
         except Exception:  # a session of a framework whose context is over has been ended with it

@@ -32,6 +32,7 @@ from celery_outbox.record.child import derived_id
 from celery_outbox.record.payload import explain
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
+from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
@@ -173,12 +174,14 @@ class Recorder:
         return result
 
     def _write(self, new: NewJob, owners: Sequence[Any], task: str) -> None:
+        running = running_job.get()
         for owner in owners:
             connection = connection_of(owner, self._database.tables, task)
             if connection is not None:
                 self._insert(connection, new)
+                if running is not None and not is_autocommit(connection):
+                    running.note_call(new.task, connection.get_transaction())
                 return
-        running = running_job.get()
         is_callback = running is not None and running.settled
         if self._require_transaction and not is_callback:
             raise NoTransaction(task=task)
