@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -28,10 +28,11 @@ from celery_outbox.exceptions import ConfigurationError, UnusableSession
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.log import log_event
-from celery_outbox.operate.control import Control
+from celery_outbox.operate.control import Control, Revoked
 from celery_outbox.operate.maintenance import Maintenance
+from celery_outbox.operate.revoke import revoke_in_the_database
 from celery_outbox.operate.status import JobStatus
-from celery_outbox.record.binding import begun
+from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
@@ -83,6 +84,7 @@ class Outbox:
         self._has_imported = False
         setattr(app, _ATTRIBUTE, self)
         record_calls_by_name(app, Outbox.of, self._task_named)
+        revoke_in_the_database(app)
 
     @classmethod
     def of(cls, app: Celery) -> Outbox:
@@ -335,6 +337,32 @@ class Outbox:
             UnknownJob: there is none with this id.
         """
         return self.control.status(job_id)
+
+    def cancel(self, job_id: str, *, session: Any = None) -> None:
+        """Take a job back that no worker has begun, in the caller's transaction: after a rollback
+        it was not cancelled.
+
+        Arguments:
+            session: a SQLAlchemy Session or Connection; by default the one of :meth:`use`, or the
+                configured one if a transaction has begun in it, or a transaction of its own.
+
+        Raises:
+            UnknownJob: there is none with this id.
+            WrongState: it is running or has ended.
+        """
+        self.control.cancel(job_id, self._connection_here(session))
+
+    def revoke(self, task_ids: Iterable[Any]) -> Revoked:
+        """Cancel those of many tasks that are jobs and wait, in the caller's transaction; what
+        ``app.control.revoke`` does before it tells the workers."""
+        return self.control.revoke(task_ids, self._connection_here(None))
+
+    def _connection_here(self, session: Any) -> Connection | None:
+        for owner in (session, self._ambient.get(), begun(self._session)):
+            connection = connection_of(owner, self.tables, "(any)")
+            if connection is not None:
+                return connection
+        return None
 
     # -- Celery's side -----------------------------------------------------------------
 

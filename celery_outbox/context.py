@@ -6,7 +6,7 @@ Held in context variables, so threads and async tasks do not see each other's.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from celery_outbox.store.recording import NewJob
 
@@ -28,6 +28,9 @@ class RunningJob(Protocol):
 
     def child_id(self, call: str) -> str:
         """The id of the next job that is enqueued by ``call``, a fingerprint."""
+
+    def note_call(self, task: str, transaction: Any) -> None:
+        """A call of ``task`` was recorded in a transaction that somebody else has to commit."""
 
     def resume_as(self, new: NewJob) -> None:
         """Go on later as ``new``: the body sent its own id again (``self.retry``)."""

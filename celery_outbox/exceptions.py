@@ -159,6 +159,12 @@ class CommitInBody(OutboxError):
     block, instead: the commit is made then, together with the end of the job."""
 
 
+class UncommittedCalls(OutboxError):
+    """The body of job {job_id!r} (task {task}) called {called!r} in a transaction that it left
+    open: nobody would commit it, so the call and what else was written there were rolled back.
+    Commit the session in the body, or use transactional=True."""
+
+
 class TransactionOver(OutboxError):
     """Job {job_id!r} (task {task}) cannot begin a transaction: {problem}. {remedy}"""
 

@@ -167,9 +167,12 @@ class Attempt(Hold):
         except Ignore as signal:
             if self.settled:
                 raise
+            self.check_calls()
             # No result, and no failure either; inside the body's transaction, if it has one.
             self._succeed(None)
             raise signal
+        if not self.settled:
+            self.check_calls()
         if not self._result_exists(default=True):
             raise ResultMissing(task=self.task.name, key=self.job.result_key)
         return self._succeed(value)

@@ -121,7 +121,7 @@ class Guard:
         What a body, or anybody before it, leaves open in the application's session is undone:
         the next job would commit it, or lose its own calls with it.
         """
-        self._undo_what_was_left(job_id)
+        self.undo_what_was_left(job_id)
         delivery = self.delivery_of(job_id, request)
         call = Call(args, kwargs, {name: request.get(name) for name in _EMBED})
         try:
@@ -133,7 +133,7 @@ class Guard:
             log_event(logger, logging.ERROR, "outbox.guard_failed", exc_info=True, job=job_id)
             return ended_by(Reject(error_code(error), requeue=True))
         finally:
-            self._undo_what_was_left(job_id)
+            self.undo_what_was_left(job_id)
 
     def _trace(
         self,
@@ -160,7 +160,8 @@ class Guard:
             return self._put_back(delivery, type(error).__name__)
         return self._run(tracer, started, request) if isinstance(started, Attempt) else started
 
-    def _undo_what_was_left(self, job_id: str) -> None:
+    def undo_what_was_left(self, job_id: str) -> None:
+        """Roll back what is open in the application's session."""
         try:
             session = self._open_session()
         except Exception:  # a session of a framework whose context is over has been ended with it
@@ -193,7 +194,9 @@ class Guard:
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
         if isinstance(decision, Expire):
-            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "expired")
+        elif job.state is State.CANCELLED and not delivery.redelivered:
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "revoked")
         return ended_by(Ignore(type(decision).__name__.lower()))
 
     def _put_back(self, delivery: Delivery, why: str) -> trace_ok_t:
@@ -340,14 +343,14 @@ class Guard:
         request["args"], request["kwargs"] = call.args, call.kwargs
         return call
 
-    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any]) -> None:
-        """Tell Celery's result backend and signals that an expired job will not run."""
+    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any], why: str) -> None:
+        """Tell Celery's result backend and signals that a job will not run."""
         self._hydrate(attempt, request)
         context = Context(request)
         try:
             task.backend.mark_as_revoked(
                 attempt.job_id,
-                "expired",
+                why,
                 request=context,
                 store_result=not context.ignore_result,
             )
@@ -356,7 +359,7 @@ class Guard:
                 logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
             )
         signals.task_revoked.send(
-            sender=task, request=context, terminated=False, signum=None, expired=True
+            sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from celery_outbox.core.child_id import child_id
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.states import State
+from celery_outbox.exceptions import UncommittedCalls
 from celery_outbox.execute.celery_versions import was_told_to_end
 from celery_outbox.execute.fence import Fence, Write
 from celery_outbox.execute.transaction import BodyTransaction
@@ -71,6 +72,29 @@ class Hold:
     _calls: defaultdict[tuple[str, str], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
+
+    _called_in: dict[Any, str] = field(default_factory=dict)
+
+    def note_call(self, task: str, transaction: Any) -> None:
+        """A call of ``task`` was recorded in a transaction that the body has to commit."""
+        if not self.settled and transaction is not None:
+            self._called_in.setdefault(transaction, task)
+
+    def check_calls(self) -> None:
+        """Refuse the success of a body that left the transaction of a call open: nobody commits
+        it, and the call would be gone without a sign.
+
+        Raises:
+            UncommittedCalls: it was rolled back.
+        """
+        for transaction, task in self._called_in.items():
+            ours = self.transaction is not None and self.transaction.is_in(transaction)
+            if transaction.is_active and not ours:
+                # Before the end of the attempt is written: SQLite has one writer at a time.
+                self.guard.undo_what_was_left(self.job.id)
+                if transaction.is_active:
+                    transaction.rollback()
+                raise UncommittedCalls(job_id=self.job.id, task=self.task.name, called=task)
 
     @property
     def derives_child_ids(self) -> bool:

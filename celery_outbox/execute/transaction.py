@@ -87,6 +87,10 @@ class BodyTransaction:
             raise
         return True
 
+    def is_in(self, transaction: Any) -> bool:
+        """Whether what was written in a transaction of SQLAlchemy Core belongs to this one."""
+        return self._connection().get_transaction() is transaction
+
     def rollback(self) -> None:
         """Undo what the body did. Harmless when repeated."""
         undo(self.session, self._database)

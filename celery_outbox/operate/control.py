@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -21,6 +21,18 @@ from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 from celery_outbox.store.journal import Event
 from celery_outbox.store.recording import NO_TASK
+
+
+class Revoked(NamedTuple):
+    """What became of tasks that were revoked.
+
+    Attributes:
+        cancelled: the jobs that were cancelled, as they were before.
+        undecided: there are others that are no jobs, or that run.
+    """
+
+    cancelled: list[Job]
+    undecided: bool
 
 
 class Control:
@@ -138,8 +150,11 @@ class Control:
             ),
         )
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, job_id: str, connection: Connection | None = None) -> None:
         """Take a job back that no worker has begun.
+
+        Arguments:
+            connection: in whose transaction; by default in one of its own.
 
         Raises:
             UnknownJob: there is no such job.
@@ -152,7 +167,41 @@ class Control:
             lambda connection, job: transitions.cancel(
                 connection, self._tables, job, actor=person()
             ),
+            connection,
         )
+
+    def revoke(self, task_ids: Iterable[Any], connection: Connection | None = None) -> Revoked:
+        """Cancel those of many tasks that are jobs and wait.
+
+        Arguments:
+            task_ids: of jobs, and of whatever else Celery runs.
+            connection: in whose transaction; by default in one of its own.
+
+        Returns:
+            What was cancelled, and what the database has no say in.
+        """
+        # Sorted: two that revoke the same jobs lock them in the same order.
+        usable = sorted({each for each in task_ids if isinstance(each, str) and "\x00" not in each})
+        if not usable:
+            return Revoked([], True)
+
+        def work(connection: Connection) -> Revoked:
+            cancelled, undecided = [], False
+            for job_id in usable:
+                job = jobs.lock(connection, self._tables, job_id)
+                if job is None or job.state is State.RUNNING:
+                    undecided = True
+                elif transitions.cancel(connection, self._tables, job, actor=person()):
+                    cancelled.append(job)
+            return Revoked(cancelled, undecided)
+
+        return self._in(connection, work)
+
+    def _in(self, connection: Connection | None, work: Callable[[Connection], Any]) -> Any:
+        if connection is None:
+            return self._database.write(work)
+        self._database.ensure_ready(connection)
+        return work(connection)
 
     def _get(self, job_id: str) -> Job:
         # PostgreSQL's drivers refuse NUL, which no job id has.
@@ -169,6 +218,7 @@ class Control:
         transition: Transition,
         action: str,
         work: Callable[[Connection, Job], bool],
+        connection: Connection | None = None,
     ) -> None:
         def locked(connection: Connection) -> None:
             job = jobs.lock(connection, self._tables, job_id)
@@ -177,7 +227,7 @@ class Control:
             if not work(connection, job):
                 raise _wrong_state(job, action, transition)
 
-        self._database.write(locked)
+        self._in(connection, locked)
 
     def _relays(self, job: Job) -> bool:
         """Whether the worker needs the whole message, because its task has no guard."""

@@ -130,6 +130,7 @@ class Recorder:
         # Celery would make a producer of it and send the message.
         options.pop("connection", None)
         producer = RecordingProducer()
+        stable = task_id is not None and _RANDOM_ID.fullmatch(task_id) is None
         running = running_job.get()
         if task_id is None and running is not None:
             task_id = derived_id(self._app, running, task, args, kwargs, options)
@@ -186,7 +187,6 @@ class Recorder:
         if running is not None and running.job_id == job_id:
             running.resume_as(new)
         else:
-            stable = task_id is not None and _RANDOM_ID.fullmatch(task_id) is None
             self._write(new, owners, task.name, stable)
         return result
 
@@ -229,6 +229,8 @@ class Recorder:
             # An id of the caller's own is looked up at the call, behind the calls before it.
             self._database.buffers.write(connection)
             self._insert(connection, new)
+            if not is_autocommit(connection):
+                _note(new, connection)
         else:
             self._database.ensure_ready(connection)
             self._keep(connection, new)
@@ -250,6 +252,7 @@ class Recorder:
 
     def _keep(self, connection: Connection, new: NewJob) -> None:
         self._database.buffers.add(connection, Call.of(new, self._actor))
+        _note(new, connection)
 
     def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)
@@ -259,6 +262,13 @@ class Recorder:
         owner = jobs.task_of(connection, tables, new.id)
         if owner is not None and owner != new.task:
             raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
+
+
+def _note(new: NewJob, connection: Connection) -> None:
+    """Tell the attempt that makes the call in whose transaction it is."""
+    running = running_job.get()
+    if running is not None:
+        running.note_call(new.task, connection.get_transaction())
 
 
 def check_job_id(job_id: Any, task: str) -> None:

@@ -363,3 +363,33 @@ def test_an_apps_own_send_task_is_called(sqlite_installed_url, monkeypatch):
     assert names == [FOREIGN, FOREIGN]
     outbox.engine.dispose()
     second.engine.dispose()
+
+
+def test_routes_and_priorities_hold_for_recorded_named_and_retried_jobs(outbox, recorded):
+    outbox.app.conf.task_routes = {
+        "shop.*": {"queue": "exports", "priority": 7},
+        "billing.*": {"queue": "billing", "priority": 2},
+    }
+
+    def fail():
+        raise ConnectionError
+
+    task = add_task(outbox.app, fail)
+    ids = [task.delay().id, outbox.app.send_task("shop.export").id]
+    foreign = outbox.app.send_task(FOREIGN).id
+
+    def routes() -> dict:
+        claimed = recorded.do(outbox_messages.claim, claim="c", lease=60, limit=10)
+        recorded.do(publishing.mark, claimed, "c", actor="dispatcher")
+        wires = [build(message, Queue("quarantine")) for message in claimed]
+        return {w.headers["id"]: (w.routing_key, w.properties["priority"]) for w in wires}
+
+    ours = dict.fromkeys(ids, ("exports", 7))
+    assert routes() == {**ours, foreign: ("billing", 2)}
+    for job_id in ids:
+        assert deliver(task, job_id) == "RETRY"
+    message = recorded.tables.message
+    recorded.execute(
+        update(message).where(message.c.published_at.is_(None)).values(due_at=message.c.created_at)
+    )
+    assert routes() == ours

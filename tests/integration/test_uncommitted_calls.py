@@ -1,0 +1,102 @@
+"""A body that leaves the transaction of its calls open does not count as a success."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from celery_outbox import Outbox
+from celery_outbox.core.states import State
+from tests.factories import Database, make_app
+from tests.integration.delivering import add_task, deliver
+
+
+@pytest.fixture
+def sessions(outbox):
+    """The application's sessions, which the outbox is told of."""
+    scoped = scoped_session(sessionmaker(outbox.engine))
+    yield scoped
+    scoped.remove()
+
+
+@pytest.fixture
+def shop(outbox, sessions):
+    """An outbox whose calls belong to the application's session."""
+    app = make_app(outbox_database_url=outbox.config.database_url)
+    return Outbox(app, engine=outbox.engine, session=sessions)
+
+
+def run(shop: Outbox, body, **options) -> str:
+    """Run a body in a worker; returns the job's id."""
+    task = add_task(shop.app, body, name="shop.body", **options)
+    with Session(shop.engine) as session, session.begin():
+        job_id = task.apply_async(session=session).id
+    deliver(task, job_id)
+    return job_id
+
+
+def ended(recorded: Database, job_id: str) -> tuple[State, str | None]:
+    job = recorded.job(job_id)
+    return job.state, (job.error_code or "").rpartition(".")[2] or None
+
+
+def test_a_call_that_was_never_committed_fails_its_body_for_good(shop, sessions, recorded):
+    child = add_task(shop.app, name="shop.child")
+
+    def body():
+        sessions.execute(text("SELECT 1"))
+        child.apply_async(task_id="child")
+
+    job_id = run(shop, body)
+    assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
+    assert recorded.counts()[0] == 1
+    assert not sessions().in_transaction()
+
+
+def test_a_call_that_was_committed_or_rolled_back_is_as_the_body_wanted(shop, sessions, recorded):
+    child = add_task(shop.app, name="shop.child")
+
+    def body():
+        sessions.execute(text("SELECT 1"))
+        child.apply_async(task_id="rolled-back")
+        sessions.rollback()
+        sessions.execute(text("SELECT 1"))
+        child.apply_async(task_id="committed")
+        sessions.commit()
+        # Open again, and without a call.
+        sessions.execute(text("SELECT 1"))
+
+    job_id = run(shop, body)
+    assert ended(recorded, job_id) == (State.SUCCEEDED, None)
+    assert recorded.job("committed").state is State.QUEUED
+    assert recorded.counts()[0] == 2
+
+
+def test_a_session_of_the_bodys_own_that_stays_open_is_seen_too(shop, recorded):
+    child = add_task(shop.app, name="shop.child")
+    left_open = Session(shop.engine)
+
+    def body():
+        with shop.use(left_open):
+            child.apply_async(task_id="child")
+
+    job_id = run(shop, body)
+    assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
+    left_open.close()
+
+
+@pytest.mark.parametrize("way", ["task", "block"])
+def test_the_calls_of_a_transactional_body_are_committed_for_it(shop, recorded, way):
+    child = add_task(shop.app, name="shop.child")
+
+    def body(self):
+        if way == "task":
+            child.apply_async(task_id="child")
+        else:
+            with self.transaction():
+                child.apply_async(task_id="child")
+
+    job_id = run(shop, body, bind=True, transactional=way == "task")
+    assert ended(recorded, job_id) == (State.SUCCEEDED, None)
+    assert recorded.job("child").state is State.QUEUED
