@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Retry
 from celery.result import AsyncResult
+from kombu.exceptions import EncodeError
 from sqlalchemy.orm import Session
 
 from celery_outbox.app import Outbox
@@ -24,6 +26,7 @@ from celery_outbox.execute.poison import KeepPoison
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
 from celery_outbox.log import log_event
+from celery_outbox.record.payload import culprit
 from celery_outbox.record.result import RecordedResult
 from celery_outbox.task_class import check_class, check_strategy, make_outermost
 
@@ -191,7 +194,9 @@ class OutboxTask(Task):
         app: Celery = self._get_app()
         options.update(link=link, link_error=link_error, shadow=shadow)
         if app.conf.task_always_eager:
-            return super().apply_async(args, kwargs, task_id=task_id, **options)
+            call = partial(super().apply_async, args, kwargs, task_id=task_id, **options)
+            with nullcontext() if session is None else self.outbox.use(session):
+                return self._run_eagerly(call, args, kwargs, options.get("serializer"))
         return self.outbox.record_call(
             self,
             super().apply_async,
@@ -201,6 +206,17 @@ class OutboxTask(Task):
             session=session,
             options=options,
         )
+
+    def _run_eagerly(
+        self, call: Callable[[], AsyncResult], args: Any, kwargs: Any, serializer: str | None
+    ) -> AsyncResult:
+        """Make a call in eager mode: what cannot be recorded is refused as it would be."""
+        try:
+            return call()
+        except EncodeError as error:
+            refused = culprit(self.name, serializer or self.serializer, args, kwargs)
+            # Else the body has raised it.
+            raise (refused or error) from error
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Ask for another attempt, as :meth:`celery.Task.retry` does: its message is a row in

@@ -200,6 +200,7 @@ class OutboxRequest(Request):
             fix_callback_ids(self.id, "link_error", call.embed.get("errbacks"))
             self.__dict__["_payload"] = call
             self._args, self._kwargs = call.args, call.kwargs
+            self._request_dict.update(args=call.args, kwargs=call.kwargs)
 
     def _stock_failure(
         self, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool

@@ -22,6 +22,9 @@ from celery_outbox.store.envelope import Envelope
 from tests.factories import Database, new_job
 from tests.integration.delivering import add_task, deliver
 
+#: What is tested does not depend on the database's kind.
+pytestmark = pytest.mark.parametrize("installed_url", ["sqlite", "postgresql"], indirect=True)
+
 OLD_ROW = Path(__file__).parent / "data" / "recorded_with_kombu_5_3_4.json"
 
 OLD_ARGUMENTS = [
