@@ -23,6 +23,7 @@ from celery_outbox.context import running_job
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
+    Drop,
     Expire,
     FailAgain,
     GiveUpLost,
@@ -192,7 +193,10 @@ class Guard:
             return ended_by(Reject("its job is of another task", requeue=False))
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
-        if isinstance(decision, Expire):
+        if isinstance(decision, Expire) or (
+            isinstance(decision, Drop) and job.state in (State.EXPIRED, State.CANCELLED)
+        ):
+            # Where maintenance or a person ended it, nobody has told the caller who waits.
             self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
         return ended_by(Ignore(type(decision).__name__.lower()))
 
@@ -341,13 +345,15 @@ class Guard:
         return call
 
     def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any]) -> None:
-        """Tell Celery's result backend and signals that an expired job will not run."""
+        """Tell Celery's result backend and signals that an expired or cancelled job will not
+        run."""
+        expired = attempt.job.state is State.EXPIRED
         self._hydrate(attempt, request)
         context = Context(request)
         try:
             task.backend.mark_as_revoked(
                 attempt.job_id,
-                "expired",
+                "expired" if expired else "revoked",
                 request=context,
                 store_result=not context.ignore_result,
             )
@@ -356,7 +362,7 @@ class Guard:
                 logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
             )
         signals.task_revoked.send(
-            sender=task, request=context, terminated=False, signum=None, expired=True
+            sender=task, request=context, terminated=False, signum=None, expired=expired
         )
 
 
