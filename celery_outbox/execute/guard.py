@@ -23,8 +23,6 @@ from celery_outbox.context import running_job
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
-    Drop,
-    Expire,
     FailAgain,
     GiveUpLost,
     Mismatch,
@@ -193,11 +191,11 @@ class Guard:
             return ended_by(Reject("its job is of another task", requeue=False))
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
-        if isinstance(decision, Expire) or (
-            isinstance(decision, Drop) and job.state in (State.EXPIRED, State.CANCELLED)
-        ):
-            # Where maintenance or a person ended it, nobody has told the caller who waits.
-            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request)
+        if job.state is State.EXPIRED:
+            # Also where maintenance ended it: nobody has told the caller who waits.
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "expired")
+        elif job.state is State.CANCELLED and not delivery.redelivered:
+            self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "revoked")
         return ended_by(Ignore(type(decision).__name__.lower()))
 
     def _put_back(self, delivery: Delivery, why: str) -> trace_ok_t:
@@ -344,16 +342,14 @@ class Guard:
         request["args"], request["kwargs"] = call.args, call.kwargs
         return call
 
-    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any]) -> None:
-        """Tell Celery's result backend and signals that an expired or cancelled job will not
-        run."""
-        expired = attempt.job.state is State.EXPIRED
+    def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any], why: str) -> None:
+        """Tell Celery's result backend and signals that a job will not run."""
         self._hydrate(attempt, request)
         context = Context(request)
         try:
             task.backend.mark_as_revoked(
                 attempt.job_id,
-                "expired" if expired else "revoked",
+                why,
                 request=context,
                 store_result=not context.ignore_result,
             )
@@ -362,7 +358,7 @@ class Guard:
                 logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
             )
         signals.task_revoked.send(
-            sender=task, request=context, terminated=False, signum=None, expired=expired
+            sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
         )
 
 
