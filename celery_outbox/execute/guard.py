@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery, Task, signals, states
@@ -330,8 +331,11 @@ class Guard:
             if attempt.outcome is None:
                 attempt.outcome = attempt.refusal(error)
         for name, value in headers.items():
-            if name not in ("id", "task", "eta"):
+            if name not in ("id", "task"):
                 request[name] = value
+        if job.available_at - job.recorded_at > _DELAYED:
+            # The message has none, since the delay was the database's.
+            request["eta"] = job.available_at.isoformat()
         request.update(call.embed)
         # A body finds in self.request.headers what the call gave, and gives it to its retries.
         request.pop(VERSION_HEADER, None)
@@ -361,6 +365,9 @@ class Guard:
             sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
         )
 
+
+#: A job that is due so much later than it was recorded was called for a later time.
+_DELAYED = timedelta(milliseconds=100)
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")

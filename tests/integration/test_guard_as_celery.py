@@ -12,6 +12,7 @@ from celery.exceptions import Reject
 from celery_outbox import Outbox, RetryPolicy
 from tests.factories import Database
 from tests.integration.delivering import add_task, deliver
+from tests.wait import eventually
 
 AT_ONCE = RetryPolicy(4, delay=0.0)
 
@@ -46,6 +47,19 @@ def test_a_body_sees_that_it_is_delivered_again_unless_it_asked_for_it(
     assert recorded.job("job-1").state == "succeeded"
     # After Reject, after self.retry(), after a failure.
     assert seen == [False, True, False, True]
+
+
+def test_a_body_sees_for_when_it_was_called(outbox: Outbox, recorded: Database) -> None:
+    seen: list[str | None] = []
+    task = add_task(outbox.app, lambda self: seen.append(self.request.eta), bind=True)
+    task.apply_async(task_id="now")
+    before = datetime.now(timezone.utc)
+    task.apply_async(task_id="later", countdown=0.5)
+    deliver(task, "now")
+    eventually(lambda: deliver(task, "later") and recorded.job("later").state == "succeeded")
+
+    assert seen[0] is None
+    assert datetime.fromisoformat(str(seen[1])) - before > timedelta(seconds=0.4)
 
 
 def expire(outbox: Outbox) -> None:
