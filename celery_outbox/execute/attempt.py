@@ -75,6 +75,7 @@ class Attempt(Hold):
         self.entered = True
         if self.outcome is not None:
             return self.outcome()
+        self._say_redelivered()
         try:
             if getattr(self.task, "transactional", False):
                 # An earlier attempt may have written the result, but nothing into the database.
@@ -103,6 +104,14 @@ class Attempt(Hold):
             # the process.
             self.leave(error)
             raise
+
+    def _say_redelivered(self) -> None:
+        """Let a body see that this is not the first delivery of its call, where it did not ask for
+        another one itself (``self.retry()``). Each attempt has a message of its own here."""
+        asked_for = self.job.envelope.headers.get("retries") or 0
+        request = self.task.request
+        if self.number - 1 > asked_for:
+            request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
 
     @contextmanager
     def in_transaction(self, result: Any = None) -> Iterator[Session]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery, Task, signals, states
@@ -23,7 +24,6 @@ from celery_outbox.context import running_job
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
-    Expire,
     FailAgain,
     GiveUpLost,
     Mismatch,
@@ -193,7 +193,8 @@ class Guard:
             return ended_by(Reject("its job is of another task", requeue=False))
         if isinstance(decision, (Run, ReturnStored, FailAgain, GiveUpLost)):
             return self._attempt(task, decision, job)
-        if isinstance(decision, Expire):
+        if job.state is State.EXPIRED:
+            # Also where maintenance ended it: nobody has told the caller who waits.
             self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "expired")
         elif job.state is State.CANCELLED and not delivery.redelivered:
             self._revoke(task, Attempt(self, task, job, _no_lease(job)), request, "revoked")
@@ -331,8 +332,11 @@ class Guard:
             if attempt.outcome is None:
                 attempt.outcome = attempt.refusal(error)
         for name, value in headers.items():
-            if name not in ("id", "task", "eta"):
+            if name not in ("id", "task"):
                 request[name] = value
+        if job.available_at - job.recorded_at > _DELAYED:
+            # The message has none, since the delay was the database's.
+            request["eta"] = job.available_at.isoformat()
         request.update(call.embed)
         # A body finds in self.request.headers what the call gave, and gives it to its retries.
         request.pop(VERSION_HEADER, None)
@@ -362,6 +366,9 @@ class Guard:
             sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
         )
 
+
+#: A job that is due so much later than it was recorded was called for a later time.
+_DELAYED = timedelta(milliseconds=100)
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")

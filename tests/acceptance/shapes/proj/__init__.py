@@ -1,0 +1,1 @@
+"""A package for ``celery -A``, as Celery's "Next steps" has it."""
