@@ -26,6 +26,7 @@ from celery_outbox.exceptions import (
     NotInJob,
     NoTransaction,
     NotReplayable,
+    NotWritten,
     OutboxError,
     PayloadTooLarge,
     PermanentError,
@@ -42,6 +43,7 @@ from celery_outbox.exceptions import (
     UnknownJob,
     UnserializableArgument,
     UnusableSession,
+    WrongDatabase,
     WrongState,
 )
 
@@ -73,6 +75,7 @@ __all__ = [
     "NotAvailable",
     "NotInJob",
     "NotReplayable",
+    "NotWritten",
     "Outbox",
     "OutboxError",
     "OutboxTask",
@@ -94,5 +97,6 @@ __all__ = [
     "UnknownJob",
     "UnserializableArgument",
     "UnusableSession",
+    "WrongDatabase",
     "WrongState",
 ]

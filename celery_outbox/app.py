@@ -55,8 +55,9 @@ class Outbox:
     Arguments:
         app: the Celery app.
         engine: for the outbox's own transactions; by default made from ``outbox_database_url``.
-        session: a ``scoped_session``, or a callable that returns the current Session or
-            ``None``: calls made outside :meth:`use` are recorded in its transaction.
+        session: a ``scoped_session`` or ``async_scoped_session``, or a callable that returns the
+            current Session or ``None``: calls made outside :meth:`use` are recorded in its
+            transaction.
         result_store: where results with a ``result_key`` go; by default made from
             ``outbox_result_store``.
         settings: fields of :class:`~celery_outbox.config.Config`, given in code.
@@ -159,7 +160,8 @@ class Outbox:
         """Record the calls made in this block in the transaction of ``session``.
 
         Arguments:
-            session: a SQLAlchemy Session, scoped_session or Connection.
+            session: a SQLAlchemy Session, scoped_session or Connection, or one of their
+                asynchronous kinds.
         """
         if session is None:
             raise UnusableSession(task="(any)", kind="NoneType", remedy="pass a session")
@@ -168,6 +170,19 @@ class Outbox:
             yield
         finally:
             self._ambient.reset(token)
+
+    def write(self, session: Any) -> None:
+        """Write the calls recorded in the transaction of ``session``, before it is committed
+        in a way that SQLAlchemy does not see (``connection.connection.commit()``).
+
+        Arguments:
+            session: as for :meth:`use`; an asynchronous one only inside its ``run_sync()``.
+
+        Raises:
+            UnusableSession: it cannot ask its database here.
+            RecordError, sqlalchemy.exc.DBAPIError: the calls cannot be written.
+        """
+        self._recorder.write(session)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:

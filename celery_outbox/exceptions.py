@@ -101,6 +101,17 @@ class UnusableSession(RecordError):
     """Task {task} cannot be recorded through a {kind}: {remedy}."""
 
 
+class WrongDatabase(RecordError):
+    """A call cannot be recorded in {found}: the outbox is in {needed}. Use a session of that
+    database, or bind the outbox's tables to it: Session(binds={{outbox.tables.job: engine}})."""
+
+
+class NotWritten(RecordError):
+    """{count} calls of this transaction cannot be written: {problem}. Nothing of it may be
+    committed: roll it back. Commit through SQLAlchemy, or call outbox.write(session) before
+    you commit in another way."""
+
+
 class UnknownJob(OutboxError):
     """There is no job {job_id!r}."""
 

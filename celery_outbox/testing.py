@@ -55,7 +55,7 @@ def _attempt(arguments: tuple[Any, ...]) -> Collection[str]:
 
 
 def _recorded(arguments: tuple[Any, ...]) -> Collection[str]:
-    """``Recorder._insert(self, connection, new)`` and ``Recorder._write(self, new, ...)``."""
+    """``Recorder._insert`` and ``_keep(self, connection, new)``, and ``_write(self, new, ...)``."""
     return [part.id for part in arguments if hasattr(part, "result_key") and hasattr(part, "id")]
 
 
@@ -98,7 +98,10 @@ _END_LOST = "celery_outbox.execute.request:end_lost"
 #: Every boundary by its name, in the order in which a job meets them.
 BOUNDARIES: dict[str, Boundary] = {
     "record.before_commit": Boundary(
-        "celery_outbox.record.recorder:Recorder._insert", True, _recorded
+        "celery_outbox.record.recorder:Recorder._insert"
+        " celery_outbox.record.recorder:Recorder._keep",
+        True,
+        _recorded,
     ),
     "record.after_commit": Boundary(
         "celery_outbox.record.recorder:Recorder._write", True, _recorded

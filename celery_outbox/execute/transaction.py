@@ -75,6 +75,8 @@ class BodyTransaction:
         try:
             # What the body wrote takes as long as it takes, like the body.
             self.session.flush()
+            # The fence is the last statement before the commit.
+            self._database.buffers.write(self._connection())
             with self._database.limit(self._connection()):
                 if not write(self._connection()):
                     self.rollback()

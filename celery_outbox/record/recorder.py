@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery, Task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, MissingGreenlet
+from sqlalchemy.orm import Session
 
 from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
@@ -25,13 +28,24 @@ from celery_outbox.exceptions import (
     NameTooLong,
     NoTransaction,
     PayloadTooLarge,
+    UnusableSession,
 )
-from celery_outbox.record.binding import connection_of
+from celery_outbox.record.binding import (
+    RUN_SYNC,
+    Place,
+    connection_now,
+    connection_of,
+    place_of,
+)
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
 from celery_outbox.record.payload import explain
+from celery_outbox.record.waiting import Waiting
 from celery_outbox.store import job as jobs
+from celery_outbox.store.buffer import Call, can_wait
 from celery_outbox.store.database import Database
+from celery_outbox.store.dialects import check_room
+from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
@@ -39,6 +53,9 @@ from celery_outbox.store.schema import MAX_JOB_ID, MAX_NAME
 
 #: What stands for arguments wherever Celery would show them (logs, events, Flower).
 REDACTED = "(...)"
+
+#: An id as Celery makes them (``celery.utils.uuid``), for a signature too before it is called.
+_RANDOM_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 class Recorder:
@@ -67,6 +84,7 @@ class Recorder:
         self._max_payload_size = max_payload_size
         self._database_timeout = database_timeout
         self._actor = f"{socket.gethostname()}:{os.getpid()}"
+        self._waiting = Waiting(database.tables, database.buffers)
 
     def record_call(
         self,
@@ -114,6 +132,7 @@ class Recorder:
         options.pop("connection", None)
         producer = RecordingProducer()
         running = running_job.get()
+        stable = task_id is not None and _RANDOM_ID.fullmatch(task_id) is None
         if task_id is None and running is not None:
             task_id = derived_id(self._app, running, task, args, kwargs, options)
         redacted = [name for name in ("argsrepr", "kwargsrepr") if options.get(name) is None]
@@ -169,14 +188,25 @@ class Recorder:
         if running is not None and running.job_id == job_id:
             running.resume_as(new)
         else:
-            self._write(new, owners, task.name)
+            self._write(new, owners, task.name, stable)
         return result
 
-    def _write(self, new: NewJob, owners: Sequence[Any], task: str) -> None:
+    def write(self, owner: Any) -> None:
+        """Write what was recorded in the transaction of ``owner`` and waits to be written.
+
+        Raises:
+            UnusableSession: ``owner`` is no session, or cannot ask its database here.
+            NotWritten, JobIdTaken, sqlalchemy.exc.DBAPIError: it cannot be written.
+        """
+        connection = connection_of(owner, self._database.tables, "(any)")
+        if connection is not None:
+            self._database.buffers.write(connection)
+
+    def _write(self, new: NewJob, owners: Sequence[Any], task: str, stable: bool = False) -> None:
         for owner in owners:
-            connection = connection_of(owner, self._database.tables, task)
-            if connection is not None:
-                self._insert(connection, new)
+            place = place_of(owner, task)
+            if place is not None:
+                self._record_in(place, new, task, stable)
                 return
         running = running_job.get()
         is_callback = running is not None and running.settled
@@ -189,6 +219,39 @@ class Recorder:
             patiently(work, timeout=self._database_timeout, what="callback")
         else:
             work()
+
+    def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
+        connection = connection_now(place, self._database.tables, task)
+        if connection is None:
+            self._waiting.add(cast("Session", place), Call.of(new, self._actor))
+        elif not can_wait(connection):
+            self._keep_in_coroutine(connection, new)
+        elif stable or is_autocommit(connection):
+            # An id of the caller's own is looked up at the call, behind the calls before it.
+            self._database.buffers.write(connection)
+            self._insert(connection, new)
+        else:
+            self._database.ensure_ready(connection)
+            check_room(connection, new.envelope.to_json(), new.body)
+            self._keep(connection, new)
+
+    def _keep_in_coroutine(self, connection: Connection, new: NewJob) -> None:
+        cause: Exception | None = None
+        problem = "its connections are in autocommit"
+        try:
+            if not is_autocommit(connection):
+                self._keep(connection, new)
+                return
+        except (MissingGreenlet, DBAPIError) as error:
+            if not isinstance(getattr(error, "orig", error), MissingGreenlet):
+                raise
+            cause, problem = error, "its transaction does not begin without asking the database"
+        raise UnusableSession(
+            task=new.task, kind=type(connection).__name__, remedy=f"{problem}; {RUN_SYNC}"
+        ) from cause
+
+    def _keep(self, connection: Connection, new: NewJob) -> None:
+        self._database.buffers.add(connection, Call.of(new, self._actor))
 
     def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)

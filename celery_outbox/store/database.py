@@ -13,6 +13,7 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine
 
 from celery_outbox.store import install
+from celery_outbox.store.buffer import Buffers
 from celery_outbox.store.dialects import SMALL, check_room, is_mysql
 from celery_outbox.store.engine import again, retry_transaction
 from celery_outbox.store.limits import Limits
@@ -45,6 +46,8 @@ class Database:
         self._lock = threading.Lock()
         self._parents: list[object] = []
         self._ready: WeakSet[Engine] = WeakSet()
+        #: Calls that wait for the end of other people's transactions.
+        self.buffers = Buffers(tables, self.ensure_ready)
 
     @property
     def engine(self) -> Engine:

@@ -44,6 +44,9 @@ _NETWORK_BOUNDS: dict[str, Any] = {
 _MYSQL_DRIVERS = ("pymysql", "mysqldb")
 _MYSQL_BOUNDS: dict[str, Any] = {"connect_timeout": 10, "charset": "utf8mb4"}
 
+#: States of a transaction, as libpq numbers them (PostgreSQL documentation, section 34.2).
+_IDLE, _UNKNOWN = 0, 4
+
 #: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
 _ROLLED_BACK = frozenset({"40001", "40P01"})
 
@@ -79,6 +82,7 @@ def open_engine(url: str) -> Engine:
                 parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT}, hide_parameters=True
             )
             event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "savepoint", begin_before_savepoint)
             return engine
         options, bounds = _options_of(parsed)
         return create_engine(
@@ -163,8 +167,32 @@ def connection_in(session: Session, tables: Tables) -> Connection:
     Raises:
         sqlalchemy.exc.UnboundExecutionError: the session has no bind for them.
     """
+    root = session.get_transaction()
+    if root is not None and session.in_nested_transaction():
+        begin_before_savepoint(root.connection(None, clause=tables.job))
     # A session with several binds knows by the table which database is meant.
     return session.connection(bind_arguments={"clause": tables.job})
+
+
+def begin_before_savepoint(connection: Connection, name: str | None = None) -> None:
+    """Begin SQLite's transaction, where this is SQLite and it has not begun: its driver does not
+    do so for a savepoint, and the release of the savepoint would be the commit."""
+    if connection.dialect.name == "sqlite" and in_driver_transaction(connection) is False:
+        connection.exec_driver_sql("BEGIN")
+
+
+def in_driver_transaction(connection: Connection) -> bool | None:
+    """Whether the driver is in a transaction, as far as it says so without asking the server;
+    ``None``: it does not say."""
+    if connection.closed or connection.invalidated:
+        return None
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        return getattr(driver, "in_transaction", None)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
+    status = getattr(getattr(driver, "info", None), "transaction_status", _UNKNOWN)
+    return None if status == _UNKNOWN else status != _IDLE
 
 
 def is_autocommit(connection: Connection) -> bool:
@@ -172,8 +200,10 @@ def is_autocommit(connection: Connection) -> bool:
     driver: Any = connection.connection.dbapi_connection
     if is_mysql(connection.dialect):
         told = getattr(driver, "get_autocommit", bool)()
+    elif connection.dialect.name == "sqlite":
+        told = driver.isolation_level is None and not in_driver_transaction(connection)
     else:
-        told = connection.dialect.name != "sqlite" and getattr(driver, "autocommit", False)
+        told = getattr(driver, "autocommit", False)
     if told is True:
         # Its owner has told the driver, and SQLAlchemy knows nothing of it.
         return True

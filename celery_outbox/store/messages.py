@@ -7,12 +7,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, case, delete, func, null, select, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    null,
+    select,
+    update,
+)
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.dialects import is_mysql
+from celery_outbox.store.dialects import is_mysql, returns_many
 from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.notification import can_notify
 from celery_outbox.store.schema import Tables
 
 #: A worker is to run the job.
@@ -69,10 +81,34 @@ def add(
         "due_at": db_now() if due_at is None else due_at,
     }
     statement: Any = tables.message.insert().values(**values)
-    if wake and connection.dialect.name == "postgresql":
+    if wake and can_notify(connection):
         # In the same statement: a call costs no round trip for waking anybody.
         statement = statement.returning(func.pg_notify(tables.channel, ""))
     connection.execute(statement)
+
+
+def add_all(
+    connection: Connection, tables: Tables, job_ids: Collection[str], *, wake: bool = False
+) -> None:
+    """Add a row for each of these jobs, due with it, in one statement and in this order.
+
+    Arguments:
+        wake: see :func:`add`.
+    """
+    job, message = tables.job, tables.message
+    # Not the name "job_id" again: with asyncpg SQLAlchemy counts a name twice and passes it once.
+    of = bindparam("of", type_=job.c.id.type)
+    due_at = select(job.c.available_at).where(job.c.id == of).scalar_subquery()
+    rows = [{"job_id": job_id, "kind": TASK} for job_id in job_ids]
+    if not returns_many(connection):
+        values = [{**row, "due_at": due_at.params(of=row["job_id"])} for row in rows]
+        connection.execute(message.insert().values(values))
+        return
+    statement: Any = message.insert().values(due_at=due_at)
+    wakes = wake and can_notify(connection)
+    # What is returned is not used, but makes SQLAlchemy write one statement for all rows.
+    statement = statement.returning(func.pg_notify(tables.channel, "") if wakes else message.c.id)
+    connection.execute(statement, [{**row, "of": row["job_id"]} for row in rows])
 
 
 def has_pending(connection: Connection, tables: Tables, job_id: str, kind: str = TASK) -> bool:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Float, bindparam, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import State, Transition
 from celery_outbox.exceptions import TooLargeForDatabase
 from celery_outbox.store import journal, messages
-from celery_outbox.store.clock import db_moment, db_now
-from celery_outbox.store.dialects import insert_if_absent
+from celery_outbox.store.clock import UTCDateTime, after_now, db_moment, db_now
+from celery_outbox.store.dialects import insert_absent, insert_if_absent, returns_many
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
 #: The task of a message that names none.
 NO_TASK = "(none)"
+
+#: Rows that one statement takes: with 13 parameters each, drivers count up to 32,767 of them.
+MOST_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class NewJob:
         expires_at: not after this time; ``None``: whenever.
         relay: the task belongs to another service.
         attempt: attempts that were made before the job was recorded.
+        envelope_json: the text of the envelope; ``None``: as it is when it is written.
     """
 
     id: str
@@ -44,6 +50,7 @@ class NewJob:
     available_at: datetime | timedelta | None = None
     expires_at: datetime | None = None
     result_key: str | None = None
+    envelope_json: str | None = field(default=None, repr=False)
 
 
 def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | None) -> bool:
@@ -64,6 +71,39 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
     line = journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
     journal.write(connection, tables, [line])
     return True
+
+
+def record_all(
+    connection: Connection, tables: Tables, calls: Sequence[NewJob], *, actor: str | None
+) -> list[NewJob]:
+    """Record many operations as :func:`record` does, in three statements; their messages are
+    published in the order of the calls.
+
+    Arguments:
+        calls: at most so many that one statement takes the rows of all (:data:`MOST_ROWS`).
+
+    Returns:
+        Those that were not recorded, because there is a job with their id already.
+    """
+    if len(calls) == 1:
+        return [new for new in calls if not record(connection, tables, new, actor=actor)]
+    # The second call with an id finds the first one here, too.
+    wanted = {new.id: new for new in reversed(calls)}
+    inserted = _insert_jobs(connection, tables, [new for new in calls if wanted[new.id] is new])
+    recorded = [new for new in calls if wanted[new.id] is new and new.id in inserted]
+    if recorded:
+        wake = any(new.available_at is None for new in recorded)
+        messages.add_all(connection, tables, [new.id for new in recorded], wake=wake)
+        journal.write_all(
+            connection,
+            tables,
+            [
+                journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
+                for new in recorded
+            ],
+        )
+    done = {id(new) for new in recorded}
+    return [new for new in calls if id(new) not in done]
 
 
 def adopt(connection: Connection, tables: Tables, new: NewJob, *, actor: str) -> bool:
@@ -131,19 +171,46 @@ def record_quarantined(
 def _insert_job(
     connection: Connection, tables: Tables, new: NewJob, state: State, **more: Any
 ) -> bool:
-    values: dict[str, Any] = {
+    values = {**_columns(new, state), "available_at": db_moment(new.available_at), **more}
+    return insert_if_absent(connection, tables.job, values)
+
+
+def _columns(new: NewJob, state: State) -> dict[str, Any]:
+    return {
         "id": new.id,
         "task": new.task,
         "queue": new.queue,
         "state": str(state),
-        "envelope": new.envelope.to_json(),
+        "envelope": new.envelope_json or new.envelope.to_json(),
         "body": new.body,
         "relay": int(new.relay),
         "attempt": new.attempt,
         "max_attempts": new.max_attempts,
-        "available_at": db_moment(new.available_at),
         "expires_at": new.expires_at,
         "result_key": new.result_key,
-        **more,
     }
-    return insert_if_absent(connection, tables.job, values)
+
+
+def _insert_jobs(connection: Connection, tables: Tables, calls: Sequence[NewJob]) -> set[str]:
+    """Insert the rows of jobs that are not there; returns the ids that were inserted."""
+    job = tables.job
+    if not returns_many(connection):
+        values = [
+            {**_columns(new, State.QUEUED), "available_at": db_moment(new.available_at)}
+            for new in calls
+        ]
+        return insert_absent(connection, job, values)
+    # One expression for all rows: SQLAlchemy then makes one statement of them, and only once.
+    available_at = func.coalesce(
+        bindparam("moment", type_=UTCDateTime()), after_now(bindparam("wait", type_=Float()))
+    )
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement: Any = dialect.insert(job).values(available_at=available_at)
+    statement = statement.on_conflict_do_nothing().returning(job.c.id)
+    rows = []
+    for new in calls:
+        moment: Any = new.available_at
+        wait = moment.total_seconds() if isinstance(moment, timedelta) else 0.0
+        moment = None if isinstance(moment, timedelta) else moment
+        rows.append({**_columns(new, State.QUEUED), "moment": moment, "wait": wait})
+    return set(connection.execute(statement, rows).scalars())

@@ -175,16 +175,6 @@ def test_what_is_no_session_says_what_to_pass(export, recorded):
     assert recorded.counts() == NOTHING
 
 
-def test_an_async_session_says_how_to_call_from_it(export, recorded):
-    # Importing the real one needs greenlet.
-    kind = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.session"})
-    with pytest.raises(
-        UnusableSession, match=r"AsyncSession: call it inside `await session\.run_s"
-    ):
-        export.apply_async((42,), session=kind())
-    assert recorded.counts() == NOTHING
-
-
 def test_the_callers_own_rows_and_the_job_are_one_transaction(session, outbox, recorded, export):
     session.execute(text("CREATE TABLE IF NOT EXISTS orders_of_a_test (id INTEGER)"))
     session.commit()

@@ -28,6 +28,7 @@ SETTINGS = {
     "unix_socket_directories": "",
     "shared_buffers": "32MB",
     "max_connections": "200",
+    "max_prepared_transactions": "10",
     "logging_collector": "off",
 }
 

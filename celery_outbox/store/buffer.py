@@ -1,0 +1,322 @@
+"""Calls that belong to an open transaction and are not written yet.
+
+They are kept beside the connection and written together, before the transaction is committed and
+before any statement to which they would make a difference.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, Table, event
+from sqlalchemy.util.concurrency import in_greenlet
+
+from celery_outbox.exceptions import JobIdTaken, NotWritten, UnusableSession
+from celery_outbox.log import log_event
+from celery_outbox.store import job as jobs
+from celery_outbox.store.engine import begin_before_savepoint, in_driver_transaction
+from celery_outbox.store.recording import MOST_ROWS, NewJob, record_all
+from celery_outbox.store.schema import Tables
+
+logger = logging.getLogger("celery_outbox.store")
+
+#: Bytes of arguments and envelopes that are kept at most before they are written.
+MOST_BYTES = 4 * 1024 * 1024
+
+#: The first word of a statement, behind comments.
+_WORD = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTALL)
+
+#: Statements that neither end a transaction nor change where rows go. All others, savepoints,
+#: SET, DDL and CALL among them, find the calls before them written.
+_HARMLESS = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "VALUES", "MERGE"})
+
+#: Statements that undo what was written since the last savepoint, or all.
+_UNDOING = frozenset({"ROLLBACK", "ABORT"})
+
+
+def can_wait(connection: Connection | Engine) -> bool:
+    """Whether the database can be talked to here: with an asynchronous driver only in what
+    SQLAlchemy runs for the event loop, and not in a coroutine itself."""
+    return not connection.dialect.is_async or in_greenlet()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is recorded and not written yet.
+
+    Attributes:
+        new: the job that it asks for.
+        actor: who made it, for the journal.
+        at: when it was made, by this process's monotonic clock.
+    """
+
+    new: NewJob
+    actor: str | None
+    at: float
+
+    @classmethod
+    def of(cls, new: NewJob, actor: str | None) -> Call:
+        """A call that is made now. What the caller gave may be changed by the caller before it
+        is written, so the text is made of it here."""
+        return cls(replace(new, envelope_json=new.envelope.to_json()), actor, time.monotonic())
+
+    @property
+    def due(self) -> NewJob:
+        """The job as it is to be written now: its delay counts from the call."""
+        wait = self.new.available_at
+        if not isinstance(wait, timedelta):
+            return self.new
+        wait -= timedelta(seconds=time.monotonic() - self.at)
+        return replace(self.new, available_at=max(wait, timedelta()))
+
+
+class Buffers:
+    """The calls that wait on the connections of one process.
+
+    Arguments:
+        tables: the outbox tables.
+        ensure_ready: checks the tables behind a connection.
+    """
+
+    def __init__(self, tables: Tables, ensure_ready: Callable[[Connection], None]) -> None:
+        self._tables = tables
+        self._ensure_ready = ensure_ready
+        self._of: WeakKeyDictionary[Connection, _Buffer] = WeakKeyDictionary()
+
+    def add(self, connection: Connection, call: Call) -> None:
+        """Record a call in the transaction of a connection, which is begun where it is not.
+
+        Raises:
+            UnusableSession: somebody else is committing this transaction.
+            sqlalchemy.exc.DBAPIError, JobIdTaken: see :meth:`write`.
+        """
+        if not connection.in_transaction():
+            # As the first statement of a call that is not kept would do.
+            connection.begin()
+        buffer = self._of.get(connection)
+        if buffer is None:
+            mine = _Buffer(self._tables, self._ensure_ready)
+            with mine.lock:
+                # Another thread may use the connection, too: one buffer, which has its listeners
+                # before it takes a call.
+                buffer = self._of.setdefault(connection, mine)
+                if buffer is mine:
+                    buffer.listen(connection)
+        buffer.add(connection, call)
+
+    def write(self, connection: Connection) -> None:
+        """Write what waits on a connection, in the order of the calls.
+
+        Raises:
+            NotWritten: it cannot be written any more in this transaction.
+            JobIdTaken: an id is a job of another task.
+            sqlalchemy.exc.DBAPIError: the database is away or refuses.
+        """
+        buffer = self._of.get(connection)
+        if buffer is not None:
+            buffer.write(connection)
+
+
+class _Buffer:
+    """The calls of one connection's transaction, since the last savepoint began in it."""
+
+    def __init__(self, tables: Tables, ensure_ready: Callable[[Connection], None]) -> None:
+        self.lock = threading.RLock()
+        self._tables = tables
+        self._ensure_ready = ensure_ready
+        self._names = re.compile(
+            "|".join(re.escape(t.name) for t in vars(tables).values() if isinstance(t, Table)),
+            re.IGNORECASE,
+        )
+        self._calls: list[Call] = []
+        self._ids: set[str] = set()
+        self._size = 0
+        #: The driver was seen in a transaction with these calls.
+        self._open = False
+        #: A write of calls was begun and failed.
+        self._failed = False
+        #: The thread that is ending the transaction; nobody else may add to it.
+        self._ending: int | None = None
+        self._writing = False
+
+    def listen(self, connection: Connection) -> None:
+        """Follow the transaction."""
+        for name, listener in (
+            ("begin", self._begun),
+            ("begin_twophase", self._begun),
+            ("savepoint", begin_before_savepoint),
+            ("commit", self._commit),
+            ("prepare_twophase", self._commit),
+            ("commit_twophase", self._commit_twophase),
+            ("rollback", self._rolled_back),
+            ("rollback_twophase", self._rolled_back),
+            ("before_cursor_execute", self._before_statement),
+            ("after_cursor_execute", self._after_statement),
+        ):
+            event.listen(connection, name, listener)
+
+    def add(self, connection: Connection, call: Call) -> None:
+        """Keep a call; write it where enough have come together."""
+        with self.lock:
+            ending = self._ending is not None and connection.in_transaction()
+            if ending and (self._ending != threading.get_ident() or not can_wait(connection)):
+                remedy = "somebody else is ending its transaction; use one for each thread or task"
+                raise UnusableSession(
+                    task=call.new.task, kind=type(connection).__name__, remedy=remedy
+                )
+            self._calls.append(call)
+            self._ids.add(call.new.id)
+            self._size += len(call.new.body or b"") + len(call.new.envelope_json or "")
+            self._look(connection)
+            full = len(self._calls) >= MOST_ROWS or self._size >= MOST_BYTES
+        if (full or ending) and can_wait(connection):
+            self.write(connection)
+
+    def write(self, connection: Connection) -> None:
+        """See :meth:`Buffers.write`."""
+        while calls := self._take(connection):
+            self._writing = True
+            try:
+                self._ensure_ready(connection)
+                self._record(connection, calls)
+            except BaseException:
+                # Some of the rows may be there: only a rollback leads on from here.
+                self._failed = True
+                with self.lock:
+                    self._calls[:0] = calls
+                raise
+            finally:
+                self._writing = False
+
+    def _take(self, connection: Connection) -> list[Call]:
+        with self.lock:
+            if not self._calls:
+                return []
+            if self._failed:
+                self._refuse("the statement that was to write them failed")
+            self._look(connection)
+            if self._open and in_driver_transaction(connection) is False:
+                # By the driver's own commit or rollback: who knows which of the two.
+                self._refuse("their transaction was ended past SQLAlchemy")
+            taken, self._calls = self._calls[:MOST_ROWS], self._calls[MOST_ROWS:]
+            if not self._calls:
+                self._forget()
+            return taken
+
+    def _record(self, connection: Connection, calls: list[Call]) -> None:
+        for actor, group in groupby(calls, key=lambda call: call.actor):
+            due = [call.due for call in group]
+            for new in record_all(connection, self._tables, due, actor=actor):
+                owner = jobs.task_of(connection, self._tables, new.id)
+                if owner is not None and owner != new.task:
+                    raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
+
+    def _refuse(self, problem: str) -> None:
+        raise NotWritten(count=len(self._calls), problem=problem)
+
+    def _forget(self) -> None:
+        self._calls, self._ids, self._size = [], set(), 0
+        self._open = self._failed = False
+
+    def _lose(self) -> None:
+        tasks = ",".join(sorted({call.new.task for call in self._calls}))
+        count = len(self._calls)
+        log_event(logger, logging.ERROR, "outbox.calls_lost", count=count, tasks=tasks)
+        self._forget()
+
+    def _look(self, connection: Connection) -> None:
+        self._open = self._open or in_driver_transaction(connection) is True
+
+    # -- what happens on the connection ------------------------------------------------
+
+    def _begun(self, connection: Connection, *rest: Any) -> None:
+        with self.lock:
+            if self._calls:
+                # Another listener has stopped a commit, and SQLAlchemy says nothing of what
+                # follows it.
+                self._lose()
+            self._ending = None
+
+    def _commit(self, connection: Connection, *rest: Any) -> None:
+        try:
+            while True:
+                self.write(connection)
+                with self.lock:
+                    if not self._calls:
+                        self._ending = threading.get_ident()
+                        return
+        except BaseException:
+            # SQLAlchemy takes it for a commit that failed in the database, which would have
+            # rolled back: its own rollback() sends nothing after this.
+            with self.lock:
+                self._forget()
+                self._ending = threading.get_ident()
+            with suppress(Exception):
+                connection.dialect.do_rollback(connection.connection)
+            raise
+
+    def _commit_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
+        if not is_prepared:
+            self._commit(connection)
+
+    def _rolled_back(self, connection: Connection, *rest: Any) -> None:
+        with self.lock:
+            if self._open and not self._failed and in_driver_transaction(connection) is False:
+                self._lose()
+            self._forget()
+            self._ending = threading.get_ident()
+
+    def _before_statement(
+        self,
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        *rest: Any,
+    ) -> None:
+        if not self._calls or self._writing:
+            return
+        found = _WORD.match(statement)
+        word = found.group(1).upper() if found else ""
+        if word in _UNDOING or word == "RELEASE":
+            return
+        if word == "BEGIN" and connection.dialect.name == "sqlite":
+            # It cannot begin what a write has begun already.
+            return
+        if word not in _HARMLESS or self._names.search(statement) or self._mentions(parameters):
+            self.write(connection)
+        else:
+            self._look(connection)
+
+    def _after_statement(
+        self, connection: Connection, cursor: Any, statement: str, *rest: Any
+    ) -> None:
+        if self._calls and not self._writing:
+            found = _WORD.match(statement)
+            if found and found.group(1).upper() in _UNDOING:
+                # What was kept is younger than any savepoint: each began with a write.
+                with self.lock:
+                    self._forget()
+
+    def _mentions(self, parameters: Any) -> bool:
+        """Whether a statement is given the id of a call, to refer to its row or to look at it."""
+        return any(isinstance(value, str) and value in self._ids for value in _values(parameters))
+
+
+def _values(parameters: Any) -> Iterator[Any]:
+    """All of a statement's parameters: names or positions, of one row or of many."""
+    for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
+        if isinstance(value, (Mapping, tuple, list)):
+            yield from _values(value)
+        else:
+            yield value
