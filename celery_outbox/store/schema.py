@@ -261,7 +261,7 @@ def _version(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("version", Integer, primary_key=True, autoincrement=False),
         Column("installed_at", UTCDateTime, nullable=False, default=db_now()),
         # Tells these tables from those in another database.
-        Column("installation", String(36), nullable=False, default=lambda: str(uuid.uuid4())),
+        Column("installation", Name(36), nullable=False, default=lambda: str(uuid.uuid4())),
         schema=schema,
         **TABLE_OPTIONS,
     )
