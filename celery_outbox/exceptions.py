@@ -102,8 +102,8 @@ class UnusableSession(RecordError):
 
 
 class WrongDatabase(RecordError):
-    """A call cannot be recorded in {found}: the outbox is in {needed}. Use a session of that
-    database, or bind the outbox's tables to it: Session(binds={{outbox.tables.job: engine}})."""
+    """The session's database is {found}, and the outbox is in {needed}. Use a session of that
+    database, or bind the outbox's job table to it: Session(binds={{outbox.tables.job: engine}})."""
 
 
 class NotWritten(RecordError):

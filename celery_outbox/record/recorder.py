@@ -44,6 +44,7 @@ from celery_outbox.record.waiting import Waiting
 from celery_outbox.store import job as jobs
 from celery_outbox.store.buffer import Call, can_wait
 from celery_outbox.store.database import Database
+from celery_outbox.store.dialects import check_room
 from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.patience import patiently
@@ -130,8 +131,8 @@ class Recorder:
         # Celery would make a producer of it and send the message.
         options.pop("connection", None)
         producer = RecordingProducer()
-        stable = task_id is not None and _RANDOM_ID.fullmatch(task_id) is None
         running = running_job.get()
+        stable = task_id is not None and _RANDOM_ID.fullmatch(task_id) is None
         if task_id is None and running is not None:
             task_id = derived_id(self._app, running, task, args, kwargs, options)
         redacted = [name for name in ("argsrepr", "kwargsrepr") if options.get(name) is None]
@@ -233,6 +234,7 @@ class Recorder:
                 _note(new, connection)
         else:
             self._database.ensure_ready(connection)
+            check_room(connection, new.envelope.to_json(), new.body)
             self._keep(connection, new)
 
     def _keep_in_coroutine(self, connection: Connection, new: NewJob) -> None:

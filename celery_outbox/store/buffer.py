@@ -217,9 +217,9 @@ class _Buffer:
         for actor, group in groupby(calls, key=lambda call: call.actor):
             due = [call.due for call in group]
             for new in record_all(connection, self._tables, due, actor=actor):
-                first = jobs.get(connection, self._tables, new.id)
-                if first is not None and first.task != new.task:
-                    raise JobIdTaken(job_id=new.id, task=new.task, owner=first.task)
+                owner = jobs.task_of(connection, self._tables, new.id)
+                if owner is not None and owner != new.task:
+                    raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
 
     def _refuse(self, problem: str) -> None:
         raise NotWritten(count=len(self._calls), problem=problem)

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 
+from celery_outbox.exceptions import ConfigurationError, SchemaMissing, WrongDatabase
 from celery_outbox.store import install
 from celery_outbox.store.buffer import Buffers
 from celery_outbox.store.dialects import SMALL, check_room, is_mysql
 from celery_outbox.store.engine import again, retry_transaction
 from celery_outbox.store.limits import Limits
+from celery_outbox.store.place import same_place
 from celery_outbox.store.schema import Tables
 
 Result = TypeVar("Result")
@@ -45,7 +47,8 @@ class Database:
         self._pid = pid
         self._lock = threading.Lock()
         self._parents: list[object] = []
-        self._ready: WeakSet[Engine] = WeakSet()
+        #: Engines whose tables were checked, and which installation these are.
+        self._ready: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()
         #: Calls that wait for the end of other people's transactions.
         self.buffers = Buffers(tables, self.ensure_ready)
 
@@ -130,15 +133,40 @@ class Database:
         return self._limits.driver_at_most(driver, self._patience)
 
     def ensure_ready(self, connection: Connection) -> None:
-        """Check, once per engine, that the tables are there and have the right version.
+        """Check, once per engine, that the tables are there, have the right version, and are
+        those that dispatchers and workers read.
 
         Raises:
             SchemaMissing: there are no outbox tables.
             SchemaMismatch: they have another version.
+            WrongDatabase: the connection is one of another database.
         """
-        if connection.engine not in self._ready:
-            install.verify(connection, self.tables)
-            self._ready.add(connection.engine)
+        if connection.engine in self._ready:
+            return
+        own = self._elsewhere(connection.engine)
+        # Another name need not be another database, so the tables themselves are asked.
+        needed = None if own is None else self.read(lambda read: self._ready[read.engine])
+        found = ""
+        try:
+            found = install.verify(connection, self.tables)
+        except SchemaMissing:
+            if own is None:
+                raise
+        if own is not None and found != needed:
+            raise WrongDatabase(
+                found=connection.engine.url.render_as_string(hide_password=True),
+                needed=own.url.render_as_string(hide_password=True),
+            )
+        self._ready[connection.engine] = found
+
+    def _elsewhere(self, engine: Engine) -> Engine | None:
+        """The outbox's engine, where it does not lead to the same place; ``None``: it does, or
+        there is none."""
+        try:
+            own = self.engine
+        except ConfigurationError:
+            return None
+        return None if engine is own or same_place(engine.url, own.url) else own
 
     def init(self) -> bool:
         """Make the tables that are missing; safe to repeat.

@@ -81,6 +81,12 @@ def is_mysql(dialect: Dialect) -> bool:
     return dialect.name in MYSQL
 
 
+def returns_many(connection: Connection) -> bool:
+    """Whether an INSERT of many rows says which it has inserted."""
+    dialect = connection.dialect
+    return dialect.insert_executemany_returning and not is_mysql(dialect)
+
+
 def insert_if_absent(connection: Connection, table: Table, values: Mapping[str, Any]) -> bool:
     """Insert a row unless its key exists; returns whether it was inserted."""
     if connection.dialect.name == "postgresql":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
@@ -43,6 +43,7 @@ _NETWORK_BOUNDS: dict[str, Any] = {
 #: The same for the drivers of MariaDB and MySQL that take it.
 _MYSQL_DRIVERS = ("pymysql", "mysqldb")
 _MYSQL_BOUNDS: dict[str, Any] = {"connect_timeout": 10, "charset": "utf8mb4"}
+
 #: States of a transaction, as libpq numbers them (PostgreSQL documentation, section 34.2).
 _IDLE, _UNKNOWN = 0, 4
 
@@ -197,22 +198,19 @@ def in_driver_transaction(connection: Connection) -> bool | None:
 def is_autocommit(connection: Connection) -> bool:
     """Whether each statement of this connection is a transaction of its own."""
     driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name == "sqlite":
-        if driver.isolation_level is None and not in_driver_transaction(connection):
-            return True
-    elif _driver_commits(connection.dialect, driver):
+    if is_mysql(connection.dialect):
+        told = getattr(driver, "get_autocommit", bool)()
+    elif connection.dialect.name == "sqlite":
+        told = driver.isolation_level is None and not in_driver_transaction(connection)
+    else:
+        told = getattr(driver, "autocommit", False)
+    if told is True:
         # Its owner has told the driver, and SQLAlchemy knows nothing of it.
         return True
     level = connection.get_execution_options().get("isolation_level")
     if level is None:
         level = getattr(connection.dialect, "_on_connect_isolation_level", None)
     return bool(level == "AUTOCOMMIT")
-
-
-def _driver_commits(dialect: Dialect, driver: Any) -> bool:
-    if is_mysql(dialect):
-        return getattr(driver, "get_autocommit", bool)() is True
-    return getattr(driver, "autocommit", False) is True
 
 
 def is_transient(error: BaseException) -> bool:

@@ -68,8 +68,11 @@ def _install(connection: Connection, tables: Tables) -> bool:
     return missing
 
 
-def verify(connection: Connection, tables: Tables) -> None:
+def verify(connection: Connection, tables: Tables) -> str:
     """Check that the tables are there and have the version that this code needs.
+
+    Returns:
+        What tells them from those in any other database.
 
     Raises:
         SchemaMissing: there are no outbox tables.
@@ -79,6 +82,8 @@ def verify(connection: Connection, tables: Tables) -> None:
     if found is None:
         raise missing(connection)
     _compare(connection, found)
+    installation = select(tables.version.c.installation).where(tables.version.c.version == found)
+    return str(connection.execute(installation).scalar_one())
 
 
 def version(connection: Connection, tables: Tables) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from celery_outbox.core.states import State
+from celery_outbox.store.dialects import returns_many
 from celery_outbox.store.schema import Tables
 
 
@@ -64,9 +65,13 @@ def write(connection: Connection, tables: Tables, lines: Sequence[dict[str, Any]
 
 
 def write_all(connection: Connection, tables: Tables, lines: Sequence[dict[str, Any]]) -> None:
-    """Append lines to the journal in one statement, where the database can return what it
-    inserted: some drivers make one statement of each line otherwise."""
-    connection.execute(tables.event.insert().returning(tables.event.c.id), list(lines))
+    """Append lines to the journal in one statement, which some drivers make of each otherwise."""
+    event = tables.event
+    if returns_many(connection):
+        # What is returned is not used, but makes SQLAlchemy write one statement for all rows.
+        connection.execute(event.insert().returning(event.c.id), list(lines))
+    elif lines:
+        connection.execute(event.insert().values(list(lines)))
 
 
 def read(connection: Connection, tables: Tables, job_id: str) -> list[Event]:

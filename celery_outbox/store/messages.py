@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.dialects import is_mysql
+from celery_outbox.store.dialects import is_mysql, returns_many
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.notification import can_notify
 from celery_outbox.store.schema import Tables
@@ -99,13 +99,16 @@ def add_all(
     # Not the name "job_id" again: with asyncpg SQLAlchemy counts a name twice and passes it once.
     of = bindparam("of", type_=job.c.id.type)
     due_at = select(job.c.available_at).where(job.c.id == of).scalar_subquery()
+    rows = [{"job_id": job_id, "kind": TASK} for job_id in job_ids]
+    if not returns_many(connection):
+        values = [{**row, "due_at": due_at.params(of=row["job_id"])} for row in rows]
+        connection.execute(message.insert().values(values))
+        return
     statement: Any = message.insert().values(due_at=due_at)
     wakes = wake and can_notify(connection)
     # What is returned is not used, but makes SQLAlchemy write one statement for all rows.
     statement = statement.returning(func.pg_notify(tables.channel, "") if wakes else message.c.id)
-    connection.execute(
-        statement, [{"job_id": job_id, "kind": TASK, "of": job_id} for job_id in job_ids]
-    )
+    connection.execute(statement, [{**row, "of": row["job_id"]} for row in rows])
 
 
 def has_pending(connection: Connection, tables: Tables, job_id: str, kind: str = TASK) -> bool:

@@ -15,7 +15,7 @@ from celery_outbox.core.states import State, Transition
 from celery_outbox.exceptions import TooLargeForDatabase
 from celery_outbox.store import journal, messages
 from celery_outbox.store.clock import UTCDateTime, after_now, db_moment, db_now
-from celery_outbox.store.dialects import insert_if_absent, is_mysql
+from celery_outbox.store.dialects import insert_absent, insert_if_absent, returns_many
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.schema import Tables
 
@@ -85,9 +85,7 @@ def record_all(
     Returns:
         Those that were not recorded, because there is a job with their id already.
     """
-    dialect = connection.dialect
-    if len(calls) == 1 or is_mysql(dialect) or not dialect.insert_executemany_returning:
-        # A database that does not say which rows of many were inserted.
+    if len(calls) == 1:
         return [new for new in calls if not record(connection, tables, new, actor=actor)]
     # The second call with an id finds the first one here, too.
     wanted = {new.id: new for new in reversed(calls)}
@@ -196,6 +194,12 @@ def _columns(new: NewJob, state: State) -> dict[str, Any]:
 def _insert_jobs(connection: Connection, tables: Tables, calls: Sequence[NewJob]) -> set[str]:
     """Insert the rows of jobs that are not there; returns the ids that were inserted."""
     job = tables.job
+    if not returns_many(connection):
+        values = [
+            {**_columns(new, State.QUEUED), "available_at": db_moment(new.available_at)}
+            for new in calls
+        ]
+        return insert_absent(connection, job, values)
     # One expression for all rows: SQLAlchemy then makes one statement of them, and only once.
     available_at = func.coalesce(
         bindparam("moment", type_=UTCDateTime()), after_now(bindparam("wait", type_=Float()))

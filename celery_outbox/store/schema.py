@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from dataclasses import dataclass
 
 from sqlalchemy import (
@@ -259,6 +260,8 @@ def _version(meta: MetaData, prefix: str, schema: str | None) -> Table:
         meta,
         Column("version", Integer, primary_key=True, autoincrement=False),
         Column("installed_at", UTCDateTime, nullable=False, default=db_now()),
+        # Tells these tables from those in another database.
+        Column("installation", Name(36), nullable=False, default=lambda: str(uuid.uuid4())),
         schema=schema,
         **TABLE_OPTIONS,
     )
