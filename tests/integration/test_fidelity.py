@@ -211,7 +211,7 @@ def test_a_time_to_live_without_expires_ends_the_job_in_the_database(database):
     pair.close()
 
 
-@pytest.mark.parametrize("queue", QUEUES, ids=str)
+@pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: getattr(queue, "name", "named"))
 def test_a_queue_that_only_the_call_knows_is_declared_as_it_is(database, queue):
     pair = Pair(database, {}, {})
     try:
