@@ -47,6 +47,9 @@ _MYSQL_BOUNDS: dict[str, Any] = {"connect_timeout": 10, "charset": "utf8mb4"}
 #: States of a transaction, as libpq numbers them (PostgreSQL documentation, section 34.2).
 _IDLE, _UNKNOWN = 0, 4
 
+#: SERVER_STATUS_IN_TRANS of the protocol of MariaDB and MySQL.
+_IN_TRANSACTION = 1
+
 #: A deadlock or a serialization failure (PostgreSQL, Appendix A, class 40).
 _ROLLED_BACK = frozenset({"40001", "40P01"})
 
@@ -189,6 +192,8 @@ def in_driver_transaction(connection: Connection) -> bool | None:
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
         return getattr(driver, "in_transaction", None)
+    if hasattr(driver, "server_status"):  # PyMySQL
+        return bool(driver.server_status & _IN_TRANSACTION)
     if hasattr(driver, "is_in_transaction"):  # asyncpg
         return bool(driver.is_in_transaction())
     status = getattr(getattr(driver, "info", None), "transaction_status", _UNKNOWN)

@@ -96,15 +96,18 @@ def add_all(
         wake: see :func:`add`.
     """
     job, message = tables.job, tables.message
-    # Not the name "job_id" again: with asyncpg SQLAlchemy counts a name twice and passes it once.
-    of = bindparam("of", type_=job.c.id.type)
-    due_at = select(job.c.available_at).where(job.c.id == of).scalar_subquery()
+    due_at = select(job.c.available_at)
     rows = [{"job_id": job_id, "kind": TASK} for job_id in job_ids]
     if not returns_many(connection):
-        values = [{**row, "due_at": due_at.params(of=row["job_id"])} for row in rows]
+        values = [
+            {**row, "due_at": due_at.where(job.c.id == row["job_id"]).scalar_subquery()}
+            for row in rows
+        ]
         connection.execute(message.insert().values(values))
         return
-    statement: Any = message.insert().values(due_at=due_at)
+    # Not the name "job_id" again: with asyncpg SQLAlchemy counts a name twice and passes it once.
+    due_at = due_at.where(job.c.id == bindparam("of", type_=job.c.id.type))
+    statement: Any = message.insert().values(due_at=due_at.scalar_subquery())
     wakes = wake and can_notify(connection)
     # What is returned is not used, but makes SQLAlchemy write one statement for all rows.
     statement = statement.returning(func.pg_notify(tables.channel, "") if wakes else message.c.id)
