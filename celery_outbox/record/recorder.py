@@ -29,7 +29,9 @@ from celery_outbox.exceptions import (
 from celery_outbox.record.binding import connection_of
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
+from celery_outbox.record.chords import chord_of
 from celery_outbox.record.payload import explain
+from celery_outbox.store import chords, continuing
 from celery_outbox.store import job as jobs
 from celery_outbox.store.database import Database
 from celery_outbox.store.envelope import Envelope
@@ -153,6 +155,7 @@ class Recorder:
             envelope.to_json()
         except (TypeError, ValueError) as error:
             raise explain(task.name, "json", None, None) from error
+        chord_id, position = chord_of(envelope.headers, options)
         new = NewJob(
             id=job_id,
             task=envelope.headers["task"],
@@ -165,6 +168,8 @@ class Recorder:
             expires_at=_expires_at(envelope),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
             relay=relay,
+            chord_id=chord_id,
+            chord_position=position,
         )
         if running is not None and running.job_id == job_id:
             running.resume_as(new)
@@ -195,9 +200,16 @@ class Recorder:
         tables = self._database.tables
         if record(connection, tables, new, actor=self._actor):
             return
-        owner = jobs.task_of(connection, tables, new.id)
-        if owner is not None and owner != new.task:
-            raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
+        first = jobs.first(connection, tables, new.id)
+        if first is None:
+            return
+        if continuing.goes_on_as(first, new):
+            continuing.go_on(connection, tables, first, new, actor=self._actor)
+        elif first.task != new.task and not continuing.was_replaced(first):
+            raise JobIdTaken(job_id=new.id, task=new.task, owner=first.task)
+        elif new.chord_id is not None and new.chord_position is not None:
+            # The chord gets what the first job ends with.
+            chords.expect(connection, tables, new.chord_id, new.id, new.chord_position)
 
 
 def check_job_id(job_id: Any, task: str) -> None:
