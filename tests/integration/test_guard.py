@@ -293,6 +293,15 @@ def test_replace_goes_on_as_another_task_under_the_same_id(outbox, recorded):
     assert (job.state, job.task, job.attempt) == ("succeeded", "shop.other", 2)
 
 
+def test_a_body_may_return_the_result_of_a_call(outbox, recorded):
+    other = add_task(outbox.app, name="shop.other")
+    task = add_task(outbox.app, lambda: other.apply_async(task_id="job-2"))
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, job.result) == ("succeeded", b'[["job-2", null], null]')
+
+
 def test_before_start_that_fails_is_retried_like_the_body(outbox, recorded):
     fail = raising(OSError("x"))
     task = add_task(outbox.app, before_start=lambda self, *args: fail(), retry_policy=AT_ONCE)
