@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -396,3 +397,25 @@ def test_a_revoked_member_is_a_failed_one(shop):
     state, text = shop.reaches(result.id)
     assert state == "FAILURE"
     assert TaskRevokedError.__name__ in text
+
+
+@pytest.mark.parametrize("installed_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("backend", ["redis://127.0.0.1:1/0", "rpc://", "db+sqlite:////no/where"])
+def test_no_call_of_a_canvas_opens_a_connection(shop, monkeypatch, backend):
+    shop.outbox.app.conf.update(result_backend=backend, database_create_tables_at_setup=True)
+    shop.part.delay(1)
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a call has opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(type(shop.outbox.app), "_get_backend", refuse)
+    nested = group(shop.part.s(3), chain(shop.part.s(4), group(shop.part.s(), shop.part.s())))
+    for canvas in (
+        group(shop.part.s(1), shop.part.s(2)),
+        chord([shop.part.s(1), nested], shop.body.s()),
+        chain(shop.part.s(1), group(shop.part.s(), shop.part.s()), shop.body.s(), shop.part.s()),
+        shop.part.chunks([(1,), (2,), (3,)], 2),
+        shop.part.starmap([(1,), (2,)]),
+    ):
+        assert canvas.apply_async().id
