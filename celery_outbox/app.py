@@ -260,7 +260,7 @@ class Outbox:
 
     def together(self) -> AbstractContextManager[None]:
         """A block whose calls are recorded in one transaction of their own, where they come with
-        none: a group outside a transaction is recorded as a whole, or not at all."""
+        none, unless they take longer than half a second."""
         return batch.together(self.database, self.config.database_timeout)
 
     @cached_property

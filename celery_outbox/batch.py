@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -15,11 +16,17 @@ from celery_outbox.store.database import Database
 from celery_outbox.store.engine import begin_immediate
 from celery_outbox.store.patience import patiently
 
+#: Seconds after which the calls of a block go on in another transaction.
+LONGEST = 0.5
+
 _current: ContextVar[Batch | None] = ContextVar("outbox_batch", default=None)
 
 
 class Batch:
     """A transaction of the outbox's own for several calls, begun when the first one needs it.
+
+    It is not kept open for long: the tasks of a group may come from a generator that takes its
+    time, and Celery's first ones run before the last ones are made.
 
     Arguments:
         database: the outbox tables.
@@ -31,11 +38,16 @@ class Batch:
         self._timeout = timeout
         self._stack = ExitStack()
         self._connection: Connection | None = None
+        self._began = 0.0
 
     @property
     def connection(self) -> Connection:
         """The connection whose transaction the calls belong to."""
+        if self._connection is not None and time.monotonic() - self._began > LONGEST:
+            self._stack.close()
+            self._connection = None
         if self._connection is None:
+            self._began = time.monotonic()
             running = running_job.get()
             if running is not None and running.settled:
                 self._connection = patiently(self._begin, timeout=self._timeout, what="callback")
@@ -62,7 +74,8 @@ class Batch:
 
 @contextmanager
 def together(database: Database, timeout: float) -> Iterator[None]:
-    """Record the calls of this block, as far as they come with no transaction, in one.
+    """Record the calls of this block, as far as they come with no transaction, in one; in several
+    where they take longer than :data:`LONGEST`.
 
     Arguments:
         database: the outbox tables.

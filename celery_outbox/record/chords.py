@@ -10,6 +10,7 @@ from typing import Any
 from celery import Celery
 from celery._state import get_current_worker_task
 from celery.result import GroupResult
+from celery.utils.functional import _regen
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 from sqlalchemy import Connection
@@ -54,7 +55,8 @@ class ChordRecorder:
         """
         chord_id, results = header[0], header[1]
         structure = None
-        if isinstance(results, (list, tuple)) and any(
+        # A header that comes from a generator is not unrolled here.
+        if not isinstance(results, _regen) and any(
             isinstance(each, GroupResult) for each in results
         ):
             structure = json.dumps(_ids(results))
