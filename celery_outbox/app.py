@@ -7,7 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
@@ -19,21 +19,24 @@ from kombu import Queue
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from celery_outbox import queues
+from celery_outbox import backend, batch, queues
 from celery_outbox.config import Config
 from celery_outbox.context import running_job
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError, UnusableSession
+from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.log import log_event
 from celery_outbox.operate.control import Control, Revoked
 from celery_outbox.operate.maintenance import Maintenance
+from celery_outbox.operate.members import Bounded, Members
 from celery_outbox.operate.revoke import revoke_in_the_database
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
+from celery_outbox.record.chords import ChordRecorder
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
 from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
@@ -85,6 +88,8 @@ class Outbox:
         setattr(app, _ATTRIBUTE, self)
         record_calls_by_name(app, Outbox.of, self._task_named)
         revoke_in_the_database(app)
+        backend.install(app, lambda: Outbox.of(app))
+        batch.install(app, lambda: Outbox.of(app).together())
 
     @classmethod
     def of(cls, app: Celery) -> Outbox:
@@ -260,11 +265,20 @@ class Outbox:
         """Whose transaction a call belongs to: the first of these that is there."""
         running = running_job.get()
         if running is None:
-            return (session, self._ambient.get(), self._session)
+            return (session, self._ambient.get(), self._session, self._batch)
         if running.settled:
             # Celery sends callbacks when the body is over, and nobody would commit for them.
-            return (session,)
-        return (session, self._ambient.get(), lambda: begun(self._session))
+            return (session, batch.connection_here)
+        return (session, self._ambient.get(), lambda: begun(self._session), self._batch)
+
+    def _batch(self) -> Connection | None:
+        # A block of ours is none that the caller has opened.
+        return None if self.config.require_transaction else batch.connection_here()
+
+    def together(self) -> AbstractContextManager[None]:
+        """A block whose calls are recorded in one transaction of their own, where they come with
+        none, unless they take longer than half a second."""
+        return batch.together(self.database, self.config.database_timeout)
 
     @cached_property
     def _recorder(self) -> Recorder:
@@ -273,6 +287,16 @@ class Outbox:
             self.database,
             require_transaction=self.config.require_transaction,
             max_payload_size=self.config.max_payload_size,
+            database_timeout=self.config.database_timeout,
+        )
+
+    @cached_property
+    def chord_recorder(self) -> ChordRecorder:
+        """Records what a chord is when it is called."""
+        return ChordRecorder(
+            self.app,
+            self.database,
+            owners=lambda: self._owners(None),
             database_timeout=self.config.database_timeout,
         )
 
@@ -302,6 +326,13 @@ class Outbox:
             open_session=lambda: begun(self._session),
         )
 
+    @cached_property
+    def chords(self) -> Chords:
+        """Counts the members of chords as they end."""
+        return Chords(
+            self.app, self.database, use=self.use, database_timeout=self.config.database_timeout
+        )
+
     def dispatcher(self) -> Dispatcher:
         """A new dispatcher; several may run side by side."""
         return Dispatcher(
@@ -323,6 +354,9 @@ class Outbox:
             ),
             republish_after=self.config.republish_after,
             lease=self.config.lease,
+            count_members=Bounded(
+                Members(self.app, self.chords, after=self.config.lease).count
+            ).run,
         )
 
     @cached_property

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 from sqlalchemy.orm import Session
@@ -239,19 +239,25 @@ class OutboxTask(Task):
         return RecordedResult(task_id, app=self._get_app(), task_name=self.name, **kwargs)
 
     def replace(self, sig: Any) -> Any:
-        """Go on as another task under this job's id, as :meth:`celery.Task.replace` does.
-
-        Raises:
-            NotAvailable: ``sig`` is a chain, group or chord: the job would count as done before
-                its last step ran.
-        """
-        if self._attempt() is not None and getattr(sig, "subtask_type", None):
-            raise NotAvailable(
-                what=f"self.replace() with a {sig.subtask_type} (task {self.name})",
-                remedy="Call the signature and return instead.",
-            )
+        """Go on as another task, chain, group or chord under this job's id, as
+        :meth:`celery.Task.replace` does: the job ends with the last step."""
         with self._as_replacement():
             return super().replace(sig)
+
+    def on_replace(self, sig: Any) -> Any:
+        """Record what stands for this job from now on, together with the end of this attempt."""
+        attempt = self._attempt()
+        is_canvas = getattr(sig, "subtask_type", None) in ("chain", "group", "chord")
+        if attempt is None or not is_canvas or self.request.is_eager:
+            return super().on_replace(sig)
+        attempt.go_on_as(sig.delay)
+        raise Ignore("Replaced by new task")
+
+    def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
+        """Add a member to the chord that this job is a member of, as
+        :meth:`celery.Task.add_to_chord` does: in one transaction with the call, unless ``lazy``."""
+        with self.outbox.together():
+            return super().add_to_chord(sig, lazy)
 
     @contextmanager
     def _as_replacement(self) -> Iterator[None]:

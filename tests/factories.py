@@ -17,7 +17,15 @@ from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.record.capture import RecordingProducer
-from celery_outbox.store import install, journal, messages, recording, relaying, transitions
+from celery_outbox.store import (
+    continuing,
+    install,
+    journal,
+    messages,
+    recording,
+    relaying,
+    transitions,
+)
 from celery_outbox.store import job as jobs
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.engine import open_engine, retry_transaction
@@ -28,6 +36,8 @@ from celery_outbox.store.schema import Tables, build_tables
 
 #: Nothing listens on port 1.
 UNREACHABLE_BROKER = "amqp://guest:guest@127.0.0.1:1//"
+
+_NEVER_CLAIMED = frozenset({State.QUEUED, State.CANCELLED, State.EXPIRED, State.RELAYED})
 
 _numbers = itertools.count(1)
 
@@ -209,11 +219,13 @@ class Database:
             values["relay"] = True
         new = new_job(job_id, **values)
         self.do(recording.record, new, actor="caller")
-        if state in (State.RUNNING, State.RETRYING, State.SUCCEEDED, State.QUARANTINED):
+        if state not in _NEVER_CLAIMED:
             self.do(transitions.claim, self.job(new.id), actor="worker", lease=60)
         end: dict[str, Any] = {"attempt": 1, "actor": "worker"}
         if state is State.RETRYING:
             self.do(transitions.retry, new.id, 1, error_code="OSError", **end)
+        elif state is State.REPLACED:
+            self.do(continuing.replace, new.id, 1, **end)
         elif state is State.SUCCEEDED:
             self.do(transitions.succeed, new.id, 1, result=b"1", result_type="json", **end)
         elif state is State.QUARANTINED:

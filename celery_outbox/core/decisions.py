@@ -109,7 +109,8 @@ def decide(
         # A worker that died between settle and reject leaves a message that the broker
         # delivers again; a second copy of the message is a duplicate and nothing more.
         return FailAgain(copied) if redelivered else Drop()
-    if job.state in (State.CANCELLED, State.EXPIRED, State.RELAYED):
+    if job.state in (State.CANCELLED, State.EXPIRED, State.RELAYED, State.REPLACED):
+        # A replaced job goes on with another message, which is recorded when it is its turn.
         return Drop()
     if job.state is State.RUNNING:
         if job.leased_until is not None and job.leased_until > now:

@@ -49,7 +49,7 @@ def plan(
     """
     if is_copy:
         return Publish()
-    if state in FINAL_STATES:
+    if state in FINAL_STATES or state is State.REPLACED:
         return Obsolete()
     if state is State.RUNNING:
         if leased_until is not None and leased_until > now:

@@ -18,6 +18,8 @@ class State(str, Enum):
     RUNNING = "running"
     #: An attempt ended without success; the next one is due at ``available_at``.
     RETRYING = "retrying"
+    #: Its body went on as other jobs (``self.replace``), the last of which will have its id.
+    REPLACED = "replaced"
     #: Its result is stored.
     SUCCEEDED = "succeeded"
     #: It waits for a person; ``reason`` says why.
@@ -47,6 +49,10 @@ class Transition(str, Enum):
     SUCCEED = "succeeded"
     #: The attempt ended; another one follows.
     RETRY = "retrying"
+    #: The body went on as a chain, group or chord whose last step has the job's id.
+    REPLACE = "replaced"
+    #: That last step was recorded.
+    CONTINUE = "continued"
     #: No attempt will follow before a person decides.
     QUARANTINE = "quarantined"
     #: The lease of a silent worker ended; another attempt follows.
@@ -80,6 +86,8 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State | None], State]] = {
     Transition.CLAIM: (_WAITING | {State.RUNNING}, State.RUNNING),
     Transition.SUCCEED: (frozenset({State.RUNNING}), State.SUCCEEDED),
     Transition.RETRY: (frozenset({State.RUNNING}), State.RETRYING),
+    Transition.REPLACE: (frozenset({State.RUNNING}), State.REPLACED),
+    Transition.CONTINUE: (frozenset({State.REPLACED}), State.QUEUED),
     # From None: a message without a job; from waiting states: the broker refused the message.
     # From RELAYED: a worker of ours met the message, and cannot run it.
     Transition.QUARANTINE: (
@@ -90,7 +98,7 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State | None], State]] = {
     Transition.REPLAY: (frozenset({State.QUARANTINED}), State.QUEUED),
     Transition.RESOLVE: (frozenset({State.QUARANTINED}), State.SUCCEEDED),
     Transition.DISCARD: (frozenset({State.QUARANTINED}), State.CANCELLED),
-    Transition.CANCEL: (_WAITING, State.CANCELLED),
+    Transition.CANCEL: (_WAITING | {State.REPLACED}, State.CANCELLED),
     Transition.EXPIRE: (_WAITING, State.EXPIRED),
     # From RETRYING: a body went on as a task of another service (self.replace()).
     Transition.RELAY: (_WAITING, State.RELAYED),

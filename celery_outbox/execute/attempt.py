@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import EncodeError
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from celery_outbox.context import running_job
 from celery_outbox.core.classification import Verdict, error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
@@ -152,6 +154,38 @@ class Attempt(Hold):
         if not self._settle(State.RETRYING, self._fence.resume_as(new, code)):
             # Not raised here: Task.retry() would turn it into a rejected message.
             self._lose()
+
+    def go_on_as(self, send: Callable[[], Any]) -> None:
+        """End the attempt because the body was replaced by what ``send`` records: both in one
+        transaction, so that neither is there without the other.
+
+        Arguments:
+            send: calls a chain, group or chord whose last step has the job's id.
+        """
+        replaced = self._fence.replace()
+
+        def write(connection: Connection) -> bool:
+            # First: whoever has lost the lease records nothing.
+            if not replaced(connection):
+                return False
+            token = running_job.set(None)
+            try:
+                with self.task.outbox.use(connection):
+                    send()
+            finally:
+                running_job.reset(token)
+            return True
+
+        try:
+            took = self._settle(State.REPLACED, write)
+        except Reject:
+            raise
+        except Exception:
+            # It cannot be recorded, and nothing was written.
+            self.settled = False
+            raise
+        if not took:
+            raise self._lose()
 
     def refusal(self, error: Exception) -> Callable[[], Any]:
         """What stands for the body when the stored payload cannot be read."""

@@ -21,8 +21,39 @@ def fix_callback_ids(job_id: str, role: str, callbacks: Sequence[Any] | None) ->
         callbacks: signatures as a message has them; changed in place.
     """
     for number, callback in enumerate(callbacks or ()):
-        # Chains, groups and chords give ids to their own parts.
-        if isinstance(callback, dict) and not callback.get("subtask_type"):
-            options = callback.setdefault("options", {})
-            name = f"{job_id}|{role}|{number}"
-            options.setdefault("task_id", str(uuid.uuid5(_CALLBACKS, name)))
+        fix_ids(f"{job_id}|{role}|{number}", callback)
+
+
+def fix_ids(name: str, signature: Any) -> None:
+    """Give a signature, and every part of it that will be called, an id; those that have one keep
+    it.
+
+    Arguments:
+        name: names the signature; the ids are computed from it and from the place inside.
+        signature: as a message has it; changed in place.
+    """
+    if not isinstance(signature, dict):
+        return
+    options = signature.setdefault("options", {})
+    kwargs = signature.get("kwargs") or {}
+    kind = signature.get("subtask_type")
+    if kind != "chain":
+        # A chain has the id of its last step.
+        options.setdefault("task_id", str(uuid.uuid5(_CALLBACKS, name)))
+    parts: list[Any] = []
+    if kind in ("chain", "group"):
+        parts = list(kwargs.get("tasks") or ())
+    elif kind == "chord":
+        header = kwargs.get("header")
+        # As a list, or as the group that it was made to.
+        tasks = (header.get("kwargs") or {}).get("tasks") if isinstance(header, dict) else header
+        parts = [*(tasks or ()), kwargs.get("body")]
+        if isinstance(header, dict):
+            header.setdefault("options", {}).setdefault("task_id", options["task_id"])
+    for number, part in enumerate(parts):
+        fix_ids(f"{name}|{number}", part)
+    for role in ("link", "link_error"):
+        callbacks = options.get(role)
+        each = [callbacks] if isinstance(callbacks, dict) else list(callbacks or ())
+        for number, callback in enumerate(each):
+            fix_ids(f"{name}|{role}|{number}", callback)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from celery_outbox.core.reasons import Reason
-from celery_outbox.store import transitions
+from celery_outbox.store import continuing, transitions
 from celery_outbox.store.recording import NewJob
 from celery_outbox.store.schema import Tables
 
@@ -89,6 +89,17 @@ class Fence:
             max_attempts=new.max_attempts,
             error_code=error_code,
             relay=new.relay,
+        )
+
+    def replace(self) -> Write:
+        """The job goes on as others, the last of which will have its id."""
+        return lambda connection: continuing.replace(
+            connection,
+            self.tables,
+            self.job_id,
+            self.token,
+            attempt=self.attempt,
+            actor=self.actor,
         )
 
     def quarantine(

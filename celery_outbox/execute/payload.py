@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from celery import Celery
+from celery.result import ResultBase
 from kombu.compression import decompress
 from kombu.exceptions import EncodeError, SerializerNotInstalled
 from kombu.serialization import dumps, loads, prepare_accept_content, registry
@@ -91,12 +92,16 @@ def _encode_otherwise(app: Celery, body: Any) -> tuple[str, str, bytes | str]:
 
 
 def encode_result(app: Celery, value: Any) -> tuple[bytes, str]:
-    """A result as bytes, with its content type and encoding.
+    """A result as bytes, with its content type and encoding; the result of another call that a
+    body returned as Celery's backends keep it.
 
     Raises:
         kombu.exceptions.EncodeError: ``result_serializer`` cannot encode it.
     """
-    content_type, encoding, data = dumps(value, serializer=app.conf.result_serializer)
+    serializer = app.conf.result_serializer
+    if serializer != "pickle" and isinstance(value, ResultBase):
+        value = value.as_tuple()
+    content_type, encoding, data = dumps(value, serializer=serializer)
     return _as_bytes(data), f"{content_type}; charset={encoding}"
 
 

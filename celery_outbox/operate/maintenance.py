@@ -44,6 +44,7 @@ class Maintained:
         quarantined: jobs of silent workers that had no attempt left.
         expired: waiting jobs whose time was over.
         republished: waiting jobs whose message was lost, or so it seems.
+        counted: members of chords that had ended with nobody to count them.
         left_to: who does the maintenance at this time, if it is somebody else.
     """
 
@@ -51,6 +52,7 @@ class Maintained:
     quarantined: int = 0
     expired: int = 0
     republished: int = 0
+    counted: int = 0
     left_to: str | None = None
 
 
@@ -68,6 +70,7 @@ class Maintenance:
             broker does not say.
         republish_after: seconds after which a published and unclaimed message counts as lost.
         lease: seconds after which another one takes over from one that fell silent.
+        count_members: counts members of chords that nobody has counted; returns how many.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Maintenance:
         queue_depth: Callable[[str], int | None],
         republish_after: float,
         lease: float,
+        count_members: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._count_members = count_members
         self._database = database
         self._tables = database.tables
         self._policy_of = policy_of
@@ -118,6 +123,7 @@ class Maintenance:
                 quarantined=done.quarantined,
                 expired=done.expired,
                 republished=done.republished,
+                counted=done.counted,
             )
         return done
 
@@ -130,6 +136,7 @@ class Maintenance:
     def _run(self, done: Maintained) -> None:
         self._rescue_all(done)
         self._expire_all(done)
+        done.counted += self._count_members()
         # It looks at every job that waits, so it is not done each time.
         if time.monotonic() >= self._republish_at:
             self._republish_at = time.monotonic() + self._republish_after / 10

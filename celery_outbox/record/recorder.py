@@ -24,7 +24,6 @@ from celery_outbox.exceptions import (
     ConfigurationError,
     InvalidDelay,
     InvalidJobId,
-    JobIdTaken,
     NameTooLong,
     NoTransaction,
     PayloadTooLarge,
@@ -39,9 +38,10 @@ from celery_outbox.record.binding import (
 )
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
+from celery_outbox.record.chords import chord_of
 from celery_outbox.record.payload import explain
 from celery_outbox.record.waiting import Waiting
-from celery_outbox.store import job as jobs
+from celery_outbox.store.absorbing import absorb
 from celery_outbox.store.buffer import Call, can_wait
 from celery_outbox.store.database import Database
 from celery_outbox.store.dialects import check_room
@@ -172,6 +172,7 @@ class Recorder:
             envelope.to_json()
         except (TypeError, ValueError) as error:
             raise explain(task.name, "json", None, None) from error
+        chord_id, position = chord_of(envelope.headers, options)
         new = NewJob(
             id=job_id,
             task=envelope.headers["task"],
@@ -184,6 +185,8 @@ class Recorder:
             expires_at=_expires_at(envelope),
             result_key=fill_result_key(task.name, result_key_template, job_id, args, kwargs),
             relay=relay,
+            chord_id=chord_id,
+            chord_position=position,
         )
         if running is not None and running.job_id == job_id:
             running.resume_as(new)
@@ -261,9 +264,7 @@ class Recorder:
         tables = self._database.tables
         if record(connection, tables, new, actor=self._actor):
             return
-        owner = jobs.task_of(connection, tables, new.id)
-        if owner is not None and owner != new.task:
-            raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
+        absorb(connection, tables, new, actor=self._actor)
 
 
 def _note(new: NewJob, connection: Connection) -> None:

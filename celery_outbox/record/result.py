@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery.result import AsyncResult
+from vine import barrier
 
 _LATER = object()
 
@@ -16,9 +17,27 @@ class RecordedResult(AsyncResult):
     """
 
     _backend: Any
+    _subscribes_later = False
 
     def __init__(self, id: str, backend: Any = _LATER, **options: Any) -> None:
         super().__init__(id, backend=backend, **options)
+
+    def then(self, callback: Any, on_error: Any = None, weak: bool = False) -> Any:
+        """Call ``callback`` when the result is there.
+
+        The barrier of a group is one that nobody waits for yet: the backend, which would open a
+        connection, hears of it when the group's result is asked for.
+        """
+        if isinstance(callback, barrier):
+            self._subscribes_later = True
+            return self.on_ready.then(callback, on_error)
+        return super().then(callback, on_error, weak=weak)
+
+    def subscribe(self) -> None:
+        """Let the backend wait for this result, if a group has left that for later."""
+        if self._subscribes_later:
+            self._subscribes_later = False
+            self.backend.add_pending_result(self, weak=True)
 
     def __del__(self) -> None:
         # AsyncResult's asks the backend, which would be made for nothing but this.

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.util.concurrency import in_greenlet
 
-from celery_outbox.exceptions import JobIdTaken, NotWritten, UnusableSession
+from celery_outbox.exceptions import NotWritten, UnusableSession
 from celery_outbox.log import log_event
-from celery_outbox.store import job as jobs
+from celery_outbox.store.absorbing import absorb
 from celery_outbox.store.engine import begin_before_savepoint, in_driver_transaction
 from celery_outbox.store.recording import MOST_ROWS, NewJob, record_all
 from celery_outbox.store.schema import Tables
@@ -217,9 +217,7 @@ class _Buffer:
         for actor, group in groupby(calls, key=lambda call: call.actor):
             due = [call.due for call in group]
             for new in record_all(connection, self._tables, due, actor=actor):
-                owner = jobs.task_of(connection, self._tables, new.id)
-                if owner is not None and owner != new.task:
-                    raise JobIdTaken(job_id=new.id, task=new.task, owner=owner)
+                absorb(connection, self._tables, new, actor=actor)
 
     def _refuse(self, problem: str) -> None:
         raise NotWritten(count=len(self._calls), problem=problem)

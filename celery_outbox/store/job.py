@@ -47,6 +47,8 @@ class Job:
     source: str | None
     error_code: str | None
     error_detail: str | None = field(repr=False)
+    chord_id: str | None
+    chord_position: int | None
     now: datetime
 
     @classmethod
@@ -100,15 +102,15 @@ def exists(connection: Connection, tables: Tables, job_id: str) -> bool:
     return connection.execute(statement).first() is not None
 
 
-def task_of(connection: Connection, tables: Tables, job_id: str) -> str | None:
-    """The name of a job's task, also where the caller's transaction began before the job was
-    recorded; ``None``: there is no such job."""
-    statement = select(tables.job.c.task).where(tables.job.c.id == job_id)
+def first(connection: Connection, tables: Tables, job_id: str) -> Job | None:
+    """The job that an insert of this id has found, also where the caller's transaction began before
+    it was recorded; ``None``: there is no such job."""
+    statement = _select(tables).where(tables.job.c.id == job_id)
     if is_mysql(connection.dialect):
         # A locking read sees past the snapshot. An insert that found the row has this lock.
-        statement = statement.with_for_update(read=True)
-    found: str | None = connection.execute(statement).scalar()
-    return found
+        statement = statement.with_for_update(read=True, of=tables.job)
+    row = connection.execute(statement).mappings().first()
+    return None if row is None else Job.from_row(row)
 
 
 def find(
@@ -165,7 +167,7 @@ def lock_overdue(connection: Connection, tables: Tables, limit: int) -> list[Job
         .where(
             job.c.expires_at <= db_now(),
             job.c.finished_at.is_(None),
-            job.c.state != str(State.RUNNING),
+            job.c.state.in_([str(State.QUEUED), str(State.RETRYING)]),
         )
         .order_by(job.c.expires_at)
         .limit(limit)

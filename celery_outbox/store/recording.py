@@ -35,6 +35,8 @@ class NewJob:
             ``None`` is now.
         expires_at: not after this time; ``None``: whenever.
         relay: the task belongs to another service.
+        chord_id: the chord that waits for it, or for the end of the chain that it begins.
+        chord_position: where in the chord's header it stands; ``None``: it only begins a chain.
         attempt: attempts that were made before the job was recorded.
         envelope_json: the text of the envelope; ``None``: as it is when it is written.
     """
@@ -47,6 +49,8 @@ class NewJob:
     max_attempts: int
     attempt: int = 0
     relay: bool = False
+    chord_id: str | None = None
+    chord_position: int | None = None
     available_at: datetime | timedelta | None = None
     expires_at: datetime | None = None
     result_key: str | None = None
@@ -188,6 +192,8 @@ def _columns(new: NewJob, state: State) -> dict[str, Any]:
         "max_attempts": new.max_attempts,
         "expires_at": new.expires_at,
         "result_key": new.result_key,
+        "chord_id": new.chord_id,
+        "chord_position": new.chord_position,
     }
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 
 from celery_outbox.core.states import State
+from celery_outbox.store.chord_tables import chord_table, part_table
 from celery_outbox.store.clock import UTCDateTime, db_now
 from celery_outbox.store.dialects import TABLE_OPTIONS, LongBinary, LongText, Name, Serial
 from celery_outbox.store.partial import partial_index
@@ -44,6 +45,8 @@ class Tables:
     checkpoint: Table
     lock: Table
     worker: Table
+    chord: Table
+    chord_part: Table
     version: Table
     prefix: str
     schema: str | None
@@ -76,6 +79,8 @@ def build_tables(
         checkpoint=_checkpoint(meta, prefix, schema, name),
         lock=_lock(meta, prefix, schema),
         worker=_worker(meta, prefix, schema),
+        chord=chord_table(meta, prefix, schema),
+        chord_part=part_table(meta, prefix, schema),
         version=_version(meta, prefix, schema),
         prefix=prefix,
         schema=schema,
@@ -115,6 +120,11 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("source", Name(16)),
         Column("error_code", Name(255)),
         Column("error_detail", LongText),
+        # The chord that waits for this job, or for the end of the chain that it begins; NULL again
+        # when it was counted.
+        Column("chord_id", Name(255)),
+        # Where in the chord's header it stands; NULL: it only begins a chain that does.
+        Column("chord_position", Integer),
         CheckConstraint(f"state IN ({states})", name=f"{prefix}job_state"),
         CheckConstraint("id <> ''", name=f"{prefix}job_id"),
         CheckConstraint("max_attempts >= 1 AND attempt >= 0", name=f"{prefix}job_attempts"),
@@ -124,7 +134,7 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
             name=f"{prefix}job_lease",
         ),
         CheckConstraint(
-            "(state IN ('queued', 'running', 'retrying')) = (finished_at IS NULL)",
+            "(state IN ('queued', 'running', 'retrying', 'replaced')) = (finished_at IS NULL)",
             name=f"{prefix}job_finished",
         ),
         CheckConstraint(
@@ -155,6 +165,12 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         "state = 'quarantined'",
         column.finished_at,
         instead=(column.state, column.finished_at),
+    )
+    partial_index(
+        f"ix_{prefix}job_uncounted",
+        "chord_id IS NOT NULL AND finished_at IS NOT NULL",
+        column.finished_at,
+        instead=(column.chord_id, column.finished_at),
     )
     Index(f"ix_{prefix}job_recorded", table.c.recorded_at)
     return table

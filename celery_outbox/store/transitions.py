@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, or_, update
+from sqlalchemy import ColumnElement, Connection, case, null, or_, update
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import WAITING_STATES, State, Transition, sources, target
@@ -79,6 +79,7 @@ def succeed(
     result_type: str | None,
 ) -> bool:
     """End the attempt with its result: the state and the result are one write."""
+    column = tables.job.c
     took = _apply(
         connection,
         tables,
@@ -91,6 +92,8 @@ def succeed(
         error_code=None,
         error_detail=None,
         finished_at=db_now(),
+        # What only begins a chain hands over to the next step.
+        chord_id=case((column.chord_position.is_not(None), column.chord_id), else_=null()),
     )
     if took:
         messages.drop_pending(connection, tables, job_id)

@@ -20,7 +20,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
-from tests.acceptance import endings
+from tests.acceptance import canvas, endings
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 
@@ -191,3 +191,4 @@ def bare(self: Any, value: Any = None) -> Any:
 
 
 endings.register(task, note_run)
+canvas.register(task, note_run)

@@ -293,13 +293,13 @@ def test_replace_goes_on_as_another_task_under_the_same_id(outbox, recorded):
     assert (job.state, job.task, job.attempt) == ("succeeded", "shop.other", 2)
 
 
-def test_replace_by_a_chain_is_refused_and_not_forgotten(outbox, recorded):
+def test_a_body_may_return_the_result_of_a_call(outbox, recorded):
     other = add_task(outbox.app, name="shop.other")
-    task = add_task(outbox.app, lambda self: self.replace(other.si() | other.si()), bind=True)
+    task = add_task(outbox.app, lambda: other.apply_async(task_id="job-2"))
     task.apply_async(task_id="job-1")
-    deliver(task, "job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
     job = recorded.job("job-1")
-    assert (job.state, job.error_code) == ("quarantined", "celery_outbox.exceptions.NotAvailable")
+    assert (job.state, job.result) == ("succeeded", b'[["job-2", null], null]')
 
 
 def test_before_start_that_fails_is_retried_like_the_body(outbox, recorded):

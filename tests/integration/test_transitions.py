@@ -12,7 +12,8 @@ from sqlalchemy import update
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition, sources, target
-from celery_outbox.store import recording, relaying, transitions
+from celery_outbox.store import continuing, recording, relaying, transitions
+from celery_outbox.store.continuing import NESTING
 from celery_outbox.store.job import Job
 from tests.factories import Database, new_envelope, new_job
 
@@ -49,6 +50,15 @@ def resume_as(database: Database, job: Job) -> bool:
         error_code=None,
         **ENDED,
     )
+
+
+def replace_job(database: Database, job: Job) -> bool:
+    return database.do(continuing.replace, job.id, job.lease_token, **ENDED)
+
+
+def go_on(database: Database, job: Job) -> bool:
+    step = new_job(job.id, task="shop.last", envelope=new_envelope(headers={NESTING: 1}))
+    return database.do(continuing.go_on, job, step, actor="worker")
 
 
 def quarantine(database: Database, job: Job) -> bool:
@@ -117,6 +127,8 @@ STEPS: list[tuple[Callable[[Database, Job], bool], Transition, set[State] | None
     (succeed, Transition.SUCCEED, None),
     (retry, Transition.RETRY, None),
     (resume_as, Transition.RETRY, None),
+    (replace_job, Transition.REPLACE, None),
+    (go_on, Transition.CONTINUE, None),
     (rescue, Transition.RESCUE, None),
     (quarantine, Transition.QUARANTINE, {State.RUNNING}),
     (quarantine_waiting, Transition.QUARANTINE, WAITING),
@@ -201,7 +213,7 @@ def test_a_claim_takes_a_running_job_only_after_its_lease_has_ended(database: Da
     assert (database.job(job.id).lease_token, database.job(job.id).attempt) == (2, 2)
 
 
-@pytest.mark.parametrize("step", [succeed, retry, resume_as, quarantine, rescue])
+@pytest.mark.parametrize("step", [succeed, retry, resume_as, replace_job, quarantine, rescue])
 def test_an_attempt_that_lost_its_lease_writes_nothing(database: Database, step):
     stale = database.put(State.RUNNING)
     database.end_lease(stale.id)

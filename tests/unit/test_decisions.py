@@ -54,6 +54,7 @@ def job(state: State, attempt: int = 1, **times: datetime) -> JobFacts:
         (job(State.CANCELLED), Drop()),
         (job(State.EXPIRED), Drop()),
         (job(State.RELAYED), Drop()),
+        (job(State.REPLACED), Drop()),
     ],
 )
 def test_a_delivery_is_decided_by_the_jobs_row(facts, decision, redelivered):

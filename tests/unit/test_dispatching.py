@@ -35,8 +35,8 @@ def test_a_running_job_does_not_expire():
     assert planned(State.RUNNING, leased_until=EARLIER, expires_at=EARLIER) == Publish()
 
 
-@pytest.mark.parametrize("state", sorted(FINAL_STATES))
-def test_a_job_that_has_ended_needs_no_message(state):
+@pytest.mark.parametrize("state", sorted({*FINAL_STATES, State.REPLACED}))
+def test_a_job_that_has_ended_or_goes_on_as_others_needs_no_message(state):
     assert planned(state, expires_at=EARLIER) == Obsolete()
 
 

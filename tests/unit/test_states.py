@@ -18,6 +18,9 @@ ALLOWED = {
     ("queued", "relayed"),
     ("running", "running"),  # a new attempt after the lease has ended
     ("running", "retrying"),
+    ("running", "replaced"),  # by a canvas whose last step has the job's id
+    ("replaced", "queued"),
+    ("replaced", "cancelled"),
     ("running", "succeeded"),
     ("running", "quarantined"),
     ("retrying", "running"),
