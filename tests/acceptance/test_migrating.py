@@ -62,6 +62,7 @@ class Site:
 
     def close(self) -> None:
         self.outbox.engine.dispose()
+        self.outbox.app.close()
 
     def worker(self, side: str, *arguments: str, queues: str | None = None) -> ProcessGroup:
         """Start a worker and wait until it consumes."""
