@@ -65,6 +65,7 @@ def shape(
     shape = Shape(processes, postgresql_url, rabbitmq_url, redis_url)
     yield shape
     shape.outbox.engine.dispose()
+    shape.outbox.app.close()
 
 
 @pytest.mark.parametrize("results", ["redis", "rpc"])

@@ -62,6 +62,7 @@ class Site:
 
     def close(self) -> None:
         self.outbox.engine.dispose()
+        self.outbox.app.close()
 
     def worker(self, side: str, *arguments: str, queues: str | None = None) -> ProcessGroup:
         """Start a worker and wait until it consumes."""
@@ -183,7 +184,7 @@ def test_messages_of_old_callers_are_adopted_by_new_workers_and_run_to_their_end
     for job_id in ("plain", "later", "linked", "first", "insist"):
         assert site.events(job_id)[0] == "adopted"
     # What a new worker calls is recorded.
-    assert site.events("second")[:2] == ["recorded", "published"]
+    assert site.events("second")[0] == "recorded"
     # RabbitMQ has dropped it itself.
     assert site.job("late") is None
     assert site.reaches("refuse", "quarantined").reason == "permanent"
