@@ -14,7 +14,17 @@ from tests.factories import Database, add_task, open_database, open_outbox
 from tests.processes import Processes
 from tests.wait import eventually
 
-TABLES = {"job", "message", "event", "checkpoint", "lock", "worker", "version"}
+TABLES = {
+    "chord",
+    "chord_part",
+    "job",
+    "message",
+    "event",
+    "checkpoint",
+    "lock",
+    "worker",
+    "version",
+}
 
 
 def table_names(database: Database) -> set[str]:
