@@ -12,7 +12,7 @@ from celery import Celery
 from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
-from tests.soak.load import child_of
+from tests.soak.load import MEMBERS, child_of
 
 #: Short, so that what has to be waited for is waited for often; the proportions are those of the
 #: defaults.
@@ -128,6 +128,16 @@ def pay(self: Any) -> str:
     note_run(self.request.id)
     self.session.execute(effects.insert().values(job=self.request.id))
     return "paid"
+
+
+@task(name="soak.gather", transactional=True)
+def gather(self: Any, numbers: list[int]) -> str:
+    """Write once all members of a header have ended."""
+    note_run(self.request.id)
+    if numbers != list(range(MEMBERS)):
+        raise PermanentError(f"the header's results are {numbers}")
+    self.session.execute(effects.insert().values(job=self.request.id))
+    return "gathered"
 
 
 @task(name="soak.slow_pay", transactional=True)

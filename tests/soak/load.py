@@ -10,15 +10,21 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from celery import chain, chord
+from celery.canvas import Signature
 from sqlalchemy.exc import SQLAlchemyError
 
 CHILDREN = 3
+#: Members of a chord's header, and steps of a chain.
+MEMBERS = 3
 #: In the id of a job that another job enqueues.
 CHILD = "-child-"
+#: In the id of a job that is a part of a canvas.
+PART = "-part-"
 
 #: Of a hundred requests; what they end as is in :data:`ENDS`.
 MIX = {
-    "short": 52,
+    "short": 46,
     "pay": 10,
     "slow_pay": 4,
     "block": 8,
@@ -30,6 +36,8 @@ MIX = {
     "exhaust": 2,
     "poison": 1,
     "rolled_back": 6,
+    "chain": 3,
+    "chord": 3,
 }
 
 #: Reasons of jobs that are to end in quarantine; all others are to succeed. An attempt that
@@ -63,6 +71,11 @@ class Request:
         """The ids and kinds of the jobs that are to exist."""
         if self.kind == "rolled_back":
             return
+        if self.kind in CANVAS:
+            for number in range(MEMBERS):
+                yield part_of(self.job_id, number), "short"
+            yield part_of(self.job_id, "end"), CANVAS[self.kind]
+            return
         yield self.job_id, self.kind
         if self.kind == "order":
             for number in range(CHILDREN):
@@ -77,6 +90,27 @@ def plan(count: int, seed: int) -> list[Request]:
         Request(f"{kind}-{number}", kind, dice.choice([None] * 9 + [dice.uniform(0.5, 5.0)]))
         for number, kind in enumerate(kinds)
     ]
+
+
+#: What the last job of each canvas is.
+CANVAS = {"chain": "pay", "chord": "gather"}
+
+
+def part_of(canvas_id: str, which: int | str) -> str:
+    """The id of a job that is a part of a canvas."""
+    return f"{canvas_id}{PART}{which}"
+
+
+def canvas(shop: ModuleType, request: Request) -> Signature:
+    """The signature that a request asks for, with an id for each of its jobs: asked for again,
+    it finds them."""
+    steps = [
+        shop.short.si(number).set(task_id=part_of(request.job_id, number))
+        for number in range(MEMBERS)
+    ]
+    if request.kind == "chain":
+        return chain(*steps, shop.pay.si().set(task_id=part_of(request.job_id, "end")))
+    return chord(steps, shop.gather.s().set(task_id=part_of(request.job_id, "end")))
 
 
 def child_of(job_id: str, number: int) -> str:
@@ -114,10 +148,14 @@ class Load(threading.Thread):
     def _record(self, request: Request) -> bool:
         """Whether the transaction is known to have ended as it should."""
         kind = "short" if request.kind == "rolled_back" else request.kind
-        task = getattr(self._shop, kind)
         options = {"task_id": request.job_id, "countdown": request.countdown}
         try:
             engine = self._shop.outbox.engine
+            if request.kind in CANVAS:
+                with engine.begin() as connection, self._shop.outbox.use(connection):
+                    canvas(self._shop, request).apply_async(countdown=request.countdown)
+                return True
+            task = getattr(self._shop, kind)
             with engine.connect() as connection, connection.begin() as transaction:
                 task.apply_async(ARGUMENTS.get(kind, ()), session=connection, **options)
                 if request.kind == "rolled_back":

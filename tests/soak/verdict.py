@@ -12,7 +12,7 @@ from celery_outbox.core.states import State, is_allowed
 from tests.servers.rabbitmq import RabbitmqApi
 from tests.soak.load import CHILD, ENDS, Request
 
-TRANSACTIONAL = ("pay", "slow_pay", "block", "order")
+TRANSACTIONAL = ("pay", "slow_pay", "block", "order", "gather")
 
 #: Lines of the journal that only the attempt writes which holds the lease.
 ENDS_OF_AN_ATTEMPT = ("succeeded", "retrying", "quarantined", "rescued")
@@ -64,7 +64,12 @@ def unfinished(shop: ModuleType, connection: Connection) -> int:
     job, message = shop.outbox.tables.job.c, shop.outbox.tables.message.c
     jobs = connection.scalar(select(func.count()).where(job.finished_at.is_(None)))
     rows = connection.scalar(select(func.count()).where(message.published_at.is_(None)))
-    return int(jobs or 0) + int(rows or 0)
+    return int(jobs or 0) + int(rows or 0) + _open_chords(shop, connection)
+
+
+def _open_chords(shop: ModuleType, connection: Connection) -> int:
+    chord = shop.outbox.tables.chord.c
+    return int(connection.scalar(select(func.count()).where(chord.state != "done")) or 0)
 
 
 def judge(
@@ -169,6 +174,9 @@ def _look_for_leftovers(
     pending = connection.scalar(select(func.count()).where(message.published_at.is_(None)))
     if pending:
         verdict.stuck.append(f"{pending} outbox rows to publish")
+    chords = _open_chords(shop, connection)
+    if chords:
+        verdict.stuck.append(f"{chords} chords")
     leased = connection.scalar(select(func.count()).where(lease.leased_by.is_not(None)))
     if leased:
         verdict.stuck.append(f"{leased} leases")
