@@ -277,7 +277,7 @@ class Outbox:
 
     def together(self) -> AbstractContextManager[None]:
         """A block whose calls are recorded in one transaction of their own, where they come with
-        none, unless they take longer than half a second."""
+        none, unless they take longer than half a second or pause."""
         return batch.together(self.database, self.config.database_timeout)
 
     @cached_property

@@ -19,6 +19,9 @@ from celery_outbox.store.patience import patiently
 #: Seconds after which the calls of a block go on in another transaction.
 LONGEST = 0.5
 
+#: Seconds between two calls after which the second one is recorded by itself.
+PAUSE = 0.3
+
 _current: ContextVar[Batch | None] = ContextVar("outbox_batch", default=None)
 
 
@@ -26,7 +29,8 @@ class Batch:
     """A transaction of the outbox's own for several calls, begun when the first one needs it.
 
     It is not kept open for long: the tasks of a group may come from a generator that takes its
-    time, and Celery's first ones run before the last ones are made.
+    time, and Celery's first ones run before the last ones are made. What comes after a pause is
+    left to a transaction of its own, since the next pause may follow.
 
     Arguments:
         database: the outbox tables.
@@ -39,15 +43,20 @@ class Batch:
         self._stack = ExitStack()
         self._connection: Connection | None = None
         self._began = 0.0
+        self._asked = time.monotonic()
 
     @property
-    def connection(self) -> Connection:
-        """The connection whose transaction the calls belong to."""
-        if self._connection is not None and time.monotonic() - self._began > LONGEST:
+    def connection(self) -> Connection | None:
+        """The connection whose transaction a call belongs to; ``None``: it has its own."""
+        now = time.monotonic()
+        paused, self._asked = now - self._asked > PAUSE, now
+        if self._connection is not None and (paused or now - self._began > LONGEST):
             self._stack.close()
             self._connection = None
+        if paused:
+            return None
         if self._connection is None:
-            self._began = time.monotonic()
+            self._began = now
             running = running_job.get()
             if running is not None and running.settled:
                 self._connection = patiently(self._begin, timeout=self._timeout, what="callback")
