@@ -213,7 +213,7 @@ def no_process_mentions(folder: Path) -> bool:
     ("arguments", "said"),
     [
         (["--database", "nonsense"], "outbox_database_url is not usable"),
-        (["--database", "mysql://host/name"], "mysql is not one of"),
+        (["--database", "oracle://host/name"], "oracle is not one of"),
         (["--database", "postgresql+psycopg2://x@127.0.0.1:1/x"], "The database cannot be used"),
         (["--broker", "nonsense"], "must start with amqp:// or redis://"),
         (["--broker", "amqp://127.0.0.1:1//"], "The broker cannot be used"),

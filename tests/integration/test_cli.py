@@ -176,6 +176,7 @@ def test_maintain_says_what_it_did(run: Run) -> None:
         "quarantined": 0,
         "expired": 0,
         "republished": 0,
+        "counted": 0,
         "left_to": None,
     }
 

@@ -100,7 +100,7 @@ def test_due_messages_are_claimed_by_their_index_in_its_order(database: Database
         (jobs.lock_overdue, (100,), {"ix_outbox_job_expiring", "ix_outbox_message_job"}),
         (jobs.get, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),
         (jobs.lock, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),
-        (jobs.task_of, ("job-7",), {"PRIMARY"}),
+        (jobs.first, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),
         (jobs.find, (), {"ix_outbox_job_recorded", "ix_outbox_message_job"}),
         (journal.read, ("job-7",), {"ix_outbox_event_job"}),
         (messages.has_pending, ("job-7",), {"ix_outbox_message_job"}),
