@@ -243,8 +243,8 @@ def test_a_control_class_of_the_apps_own_revokes_durably_too(sqlite_installed_ur
     )
     app.conf.outbox_database_url = sqlite_installed_url
     before = app.control
+    first = Outbox(app)
     outbox = Outbox(app)
-    Outbox(app)
     assert app.control is before
     task = add_task(app)
     for _ in range(2):
@@ -255,6 +255,7 @@ def test_a_control_class_of_the_apps_own_revokes_durably_too(sqlite_installed_ur
         # The second one is made by the app.
         app.__dict__.pop("control")
     assert isinstance(make_and_bind(sqlite_installed_url).control, OutboxControl)
+    first.engine.dispose()
     outbox.engine.dispose()
 
 
