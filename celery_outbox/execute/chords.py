@@ -12,6 +12,7 @@ from celery import Celery, states
 from celery._state import get_current_worker_task
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
+from celery.utils.functional import maybe_list
 from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -244,6 +245,13 @@ class Chords:
         error callbacks have fixed ids."""
         chord = self.database.read(lambda c: chords.get(c, self.database.tables, chord_id))
         body = self._body(chord_id, chord, request)
+        called = request.called if isinstance(request, _Outer) else []
+        errbacks = [*maybe_list(body.options.get("link_error") or [])]
+        if called:
+            # Celery gives the error callbacks of a chord to the chords in its header, too.
+            body.options["link_error"] = [
+                each for each in errbacks if _without_id(each) not in called
+            ]
         log_event(logger, logging.ERROR, "outbox.chord_failed", chord=chord_id)
         try:
             raise error
@@ -252,7 +260,7 @@ class Chords:
         for member in places_in(body):
             # The body was to be a member of another chord.
             part = self.part_of(backend, member.job_id, error, failed=True)
-            outer = _Outer(body, member)
+            outer = _Outer(body, member, [*called, *map(_without_id, errbacks)])
             self.end(backend, member, part, outer, ended=[member.job_id])
 
         def note(connection: Connection) -> None:
@@ -263,12 +271,23 @@ class Chords:
 
 
 class _Outer:
-    """Stands for the request of a body that will not run."""
+    """Stands for the request of a body that will not run, whose error callbacks were called."""
 
-    def __init__(self, body: Any, member: Member) -> None:
+    def __init__(self, body: Any, member: Member, called: list[dict[str, Any]]) -> None:
         self.id = member.job_id
+        self.called = called
         self.root_id = body.options.get("root_id")
         self.chord = _chord_option(body, member.job_id)
+
+
+def _without_id(signature: Mapping[str, Any]) -> dict[str, Any]:
+    """A callback as the application made it: its id is of one use."""
+    options = {
+        name: value
+        for name, value in (signature.get("options") or {}).items()
+        if name not in ("task_id", "reply_to")
+    }
+    return {**signature, "options": options}
 
 
 def places_in(signature: Any) -> list[Member]:

@@ -412,6 +412,19 @@ def test_a_result_that_is_too_large_for_the_body_is_its_error(shop):
     assert PayloadTooLarge.__name__ in text
 
 
+@pytest.mark.filterwarnings("ignore:task_allow_error_cb_on_chord_header")
+def test_an_error_callback_of_a_chord_is_called_once_where_a_chord_in_its_header_fails(shop):
+    inner = chord([shop.part.si(1), shop.refuse.si()], shop.part.si(2))
+    outer = chord(group([shop.part.si(3), inner]), shop.body.s())
+    outer.link_error(shop.errback.si("failed"))
+    outer.delay()
+    shop.run(shop.part, shop.refuse)
+    shop.members.count()
+    assert [state for state, *_ in shop.chords()] == ["failed", "failed"]
+    assert len(shop.waiting("shop.errback")) == 1
+    assert shop.calls == []
+
+
 def test_a_revoked_member_is_a_failed_one(shop):
     result = chord([shop.part.s(1), shop.part.s(2)])(shop.body.s())
     first, second = shop.waiting("shop.part")
