@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, select, update
+from sqlalchemy import Connection, Select, delete, func, or_, select, update
 
 from celery_outbox.core.chords import ChordState, Part
 from celery_outbox.core.states import State
@@ -54,12 +54,17 @@ def create(
 
 
 def set_size(connection: Connection, tables: Tables, chord_id: str, size: int) -> None:
-    """Say how many members a header has; what was said of a chord that has ended stays."""
+    """Say how many members a header has; what was said of a chord that has ended stays.
+
+    The largest number counts: Celery 5.4 says it again, by the chord's id, of a group at the end
+    of a chain in the header, whose members the header has counted.
+    """
     chord = tables.chord
     if not insert_if_absent(connection, chord, {"id": chord_id, "size": size}):
+        smaller = or_(chord.c.size.is_(None), chord.c.size < size)
         connection.execute(
             update(chord)
-            .where(chord.c.id == chord_id, chord.c.state == str(ChordState.OPEN))
+            .where(chord.c.id == chord_id, chord.c.state == str(ChordState.OPEN), smaller)
             .values(size=size)
         )
 

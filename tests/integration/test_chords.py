@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import Task, chain, chord, group
+from celery import Task, _state, chain, chord, group
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 from sqlalchemy import Connection, event, select
@@ -423,6 +423,17 @@ def test_an_error_callback_of_a_chord_is_called_once_where_a_chord_in_its_header
     assert [state for state, *_ in shop.chords()] == ["failed", "failed"]
     assert len(shop.waiting("shop.errback")) == 1
     assert shop.calls == []
+
+
+def test_a_group_at_the_end_of_a_chain_in_the_header_is_counted_with_the_header(shop, monkeypatch):
+    # Signatures that come out of a message belong to the current app.
+    monkeypatch.setattr(_state._tls, "current_app", shop.outbox.app)
+    add = add_task(shop.outbox.app, lambda x, y=0: x + y, name="shop.add")
+    chord([add.s(1, 1) | group(add.s(1), add.s(2)), add.s(2, 2)])(shop.body.s())
+    shop.run(add)
+    shop.run(add)
+    shop.run(shop.body)
+    assert shop.calls == [[[3, 4], 4]]
 
 
 def test_a_revoked_member_is_a_failed_one(shop):
