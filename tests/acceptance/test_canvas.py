@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError
@@ -75,7 +76,6 @@ def test_every_canvas_gives_what_celery_gives(system: System):
         (become.s("chain", 1), 7),
         (become.s("group", 1), [2, 3]),
         (become.s("chord", 1), 5),
-        (become.s("chain of group", 1), [3, 4]),
         (become.s("chain of chord", 1), 7),
         (become.s("twice", 1), 7),
         (
@@ -85,6 +85,9 @@ def test_every_canvas_gives_what_celery_gives(system: System):
         (add.starmap([(1, 2), (3, 4)]), [3, 7]),
         (chord([grow.s(1), add.s(5)], total.s()), 107),
     ]
+    if celery.VERSION >= (5, 5):
+        # Celery 5.4 by itself never ends it: the header's size is that of the group alone.
+        cases.append((become.s("chain of group", 1), [3, 4]))
     results = [canvas.apply_async() for canvas, _ in cases]
     members = group(add.s(number) for number in range(5)).apply_async()
     for (canvas, expected), result in zip(cases, results, strict=True):
