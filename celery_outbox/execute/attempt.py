@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.serialization import get_pickleable_exception
@@ -35,10 +35,6 @@ from celery_outbox.execute.payload import decode_result, encode_result
 from celery_outbox.log import log_event
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = logging.getLogger("celery_outbox.execute")
 
