@@ -22,6 +22,7 @@ from celery_outbox.store import (
     install,
     journal,
     messages,
+    quarantining,
     recording,
     relaying,
     transitions,
@@ -230,7 +231,7 @@ class Database:
             self.do(transitions.succeed, new.id, 1, result=b"1", result_type="json", **end)
         elif state is State.QUARANTINED:
             why: dict[str, Any] = {"reason": Reason.PERMANENT, "error_code": "ValueError"}
-            self.do(transitions.quarantine, new.id, 1, copy=False, **why, **end)
+            self.do(quarantining.quarantine, new.id, 1, copy=False, **why, **end)
         elif state is State.CANCELLED:
             self.do(transitions.cancel, self.job(new.id), actor="person")
         elif state is State.EXPIRED:

@@ -20,7 +20,7 @@ from celery_outbox.execute.outside import set_aside
 from celery_outbox.execute.payload import Call, encode_call, envelope_of
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import recording, relaying, transitions
+from celery_outbox.store import quarantining, recording, relaying
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
@@ -69,7 +69,7 @@ def take_over(connection: Connection, guard: Guard, task: Task, job: Job, call: 
     try:
         key = fill_result_key(task.name, template, job.id, call.args, call.kwargs)
     except InvalidResultKey as error:
-        transitions.quarantine_waiting(
+        quarantining.quarantine_waiting(
             connection,
             guard.tables,
             job.id,

@@ -25,7 +25,7 @@ from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.outside import note_foreign
 from celery_outbox.execute.payload import Call
 from celery_outbox.store import job as jobs
-from celery_outbox.store import messages, transitions
+from celery_outbox.store import messages, quarantining, transitions
 from celery_outbox.store.job import Job
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Claim:
                 raise LostRace(job_id=job.id)
         elif isinstance(decision, GiveUpLost):
             transitions.add_delivery(connection, tables, job.id)
-            transitions.quarantine(
+            quarantining.quarantine(
                 connection,
                 tables,
                 job.id,

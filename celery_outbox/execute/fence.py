@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from celery_outbox.core.reasons import Reason
-from celery_outbox.store import continuing, transitions
+from celery_outbox.store import continuing, quarantining, transitions
 from celery_outbox.store.recording import NewJob
 from celery_outbox.store.schema import Tables
 
@@ -106,7 +106,7 @@ class Fence:
         self, reason: Reason, error_code: str, error_detail: str | None, copy: bool
     ) -> Write:
         """No attempt follows before a person decides."""
-        return lambda connection: transitions.quarantine(
+        return lambda connection: quarantining.quarantine(
             connection,
             self.tables,
             self.job_id,

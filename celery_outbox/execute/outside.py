@@ -17,7 +17,7 @@ from celery_outbox.exceptions import LostRace
 from celery_outbox.execute.fence import Fence
 from celery_outbox.execute.foreign import Foreign, own_id
 from celery_outbox.store import job as jobs
-from celery_outbox.store import messages, recording, transitions
+from celery_outbox.store import messages, quarantining, recording, transitions
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
@@ -167,7 +167,7 @@ def set_aside(
 
 def end_waiting(connection: Connection, guard: Guard, job: Job, reason: Reason, code: str) -> None:
     """Quarantine a locked job whose message no worker can run, if it waits."""
-    transitions.quarantine_waiting(
+    quarantining.quarantine_waiting(
         connection,
         guard.tables,
         job.id,

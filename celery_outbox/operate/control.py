@@ -16,7 +16,7 @@ from celery_outbox.exceptions import NotReplayable, UnknownJob, WrongState
 from celery_outbox.execute.delivery import VERSION_HEADER
 from celery_outbox.operate.status import JobStatus, QuarantineEntry
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, transitions
+from celery_outbox.store import journal, quarantining, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 from celery_outbox.store.journal import Event
@@ -129,7 +129,7 @@ class Control:
         def work(connection: Connection, job: Job) -> bool:
             if job.state is State.QUARANTINED:
                 _check_replayable(job)
-            return transitions.replay(
+            return quarantining.replay(
                 connection, self._tables, job, relay=self._relays(job), actor=person()
             )
 
@@ -145,7 +145,7 @@ class Control:
             job_id,
             Transition.DISCARD,
             "discard",
-            lambda connection, job: transitions.discard(
+            lambda connection, job: quarantining.discard(
                 connection, self._tables, job, actor=person()
             ),
         )

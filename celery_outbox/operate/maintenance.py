@@ -21,7 +21,7 @@ from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.core.states import State
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, locks, messages, transitions
+from celery_outbox.store import journal, locks, messages, quarantining, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 
@@ -193,7 +193,7 @@ class Maintenance:
                 connection, self._tables, job, actor=self._actor, delay=step.delay
             )
             return State.RETRYING if took else None
-        took = transitions.quarantine(
+        took = quarantining.quarantine(
             connection,
             self._tables,
             job.id,

@@ -6,11 +6,13 @@ from sqlalchemy import Connection
 
 from celery_outbox.core.states import State, Transition
 from celery_outbox.store import messages
+from celery_outbox.store.applying import NO_LEASE as _NO_LEASE
+from celery_outbox.store.applying import apply as _apply
+from celery_outbox.store.applying import note as _journal
 from celery_outbox.store.clock import db_moment
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 from celery_outbox.store.schema import Tables
-from celery_outbox.store.transitions import _NO_LEASE, _apply, _journal
 
 #: Celery's header that counts how often a job was replaced; each step of a replacement has it.
 NESTING = "replaced_task_nesting"

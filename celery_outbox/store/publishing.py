@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from celery_outbox.core.reasons import Reason
-from celery_outbox.store import journal, messages, relaying, transitions
+from celery_outbox.store import journal, messages, quarantining, relaying, transitions
 from celery_outbox.store.messages import Message
 from celery_outbox.store.schema import Tables
 
@@ -60,7 +60,7 @@ def refuse(
     Returns:
         Whether it took effect; ``False``: the job does not wait for this message.
     """
-    took = transitions.quarantine_waiting(
+    took = quarantining.quarantine_waiting(
         connection,
         tables,
         message.job_id,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from sqlalchemy import Connection, update
 
 from celery_outbox.core.states import WAITING_STATES, Transition
+from celery_outbox.store.applying import NOT_FINAL, apply, note
 from celery_outbox.store.clock import db_now
 from celery_outbox.store.job import Job
 from celery_outbox.store.schema import Tables
-
-# One way for every transition to be written, which belongs to this folder alone.
-from celery_outbox.store.transitions import _NOT_FINAL, _apply, _journal
 
 
 def relay(connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str) -> bool:
@@ -19,9 +17,9 @@ def relay(connection: Connection, tables: Tables, job_id: str, *, attempt: int, 
     Not one that a worker of ours has claimed since the message was sent.
     """
     theirs = [tables.job.c.relay == 1]
-    took = _apply(connection, tables, Transition.RELAY, job_id, theirs, finished_at=db_now())
+    took = apply(connection, tables, Transition.RELAY, job_id, theirs, finished_at=db_now())
     if took:
-        _journal(connection, tables, Transition.RELAY, job_id, attempt, actor)
+        note(connection, tables, Transition.RELAY, job_id, attempt, actor)
     return took
 
 
@@ -39,19 +37,19 @@ def adopt_relayed(
     Arguments:
         max_attempts, result_key: as the task says, which the caller's process did not know.
     """
-    took = _apply(
+    took = apply(
         connection,
         tables,
         Transition.ADOPT,
         job.id,
         [],
-        **_NOT_FINAL,
+        **NOT_FINAL,
         relay=0,
         max_attempts=max_attempts,
         result_key=result_key,
     )
     if took:
-        _journal(connection, tables, Transition.ADOPT, job.id, job.attempt, actor)
+        note(connection, tables, Transition.ADOPT, job.id, job.attempt, actor)
     return took
 
 

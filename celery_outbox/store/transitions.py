@@ -1,4 +1,4 @@
-"""Every transition of an existing job: one function each, guarded by the table of transitions.
+"""The transitions of an existing job on its way from the queue to its end: one function each.
 
 A function that ends a running attempt names the attempt's lease token and reports whether it
 took effect: ``False`` means that the lease was lost and that nothing was written.
@@ -9,22 +9,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, null, or_, update
+from sqlalchemy import Connection, case, null, or_, update
 
-from celery_outbox.core.reasons import Reason, Source
-from celery_outbox.core.states import WAITING_STATES, State, Transition, sources, target
-from celery_outbox.store import journal, messages
+from celery_outbox.core.reasons import Reason
+from celery_outbox.core.states import State, Transition
+from celery_outbox.store import messages
+from celery_outbox.store.applying import NO_LEASE, apply, note
 from celery_outbox.store.clock import db_after, db_moment, db_now
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.job import Job
 from celery_outbox.store.schema import Tables
-
-_NO_LEASE: dict[str, Any] = {"leased_by": None, "leased_until": None}
-_NOT_FINAL: dict[str, Any] = {
-    "finished_at": None,
-    "reason": None,
-    "source": None,
-}
 
 
 def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease: float) -> int:
@@ -39,7 +33,7 @@ def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease
         The lease token of this attempt, or 0: it may not be taken.
     """
     column = tables.job.c
-    took = _apply(
+    took = apply(
         connection,
         tables,
         Transition.CLAIM,
@@ -62,8 +56,8 @@ def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease
     if job.state is State.RUNNING:
         # The worker of the attempt before went away, and this delivery came before maintenance.
         lost = str(Reason.LOST_WORKER)
-        _journal(connection, tables, Transition.RESCUE, job.id, job.attempt, actor, error_code=lost)
-    _journal(connection, tables, Transition.CLAIM, job.id, job.attempt + 1, actor)
+        note(connection, tables, Transition.RESCUE, job.id, job.attempt, actor, error_code=lost)
+    note(connection, tables, Transition.CLAIM, job.id, job.attempt + 1, actor)
     return job.lease_token + 1
 
 
@@ -80,13 +74,13 @@ def succeed(
 ) -> bool:
     """End the attempt with its result: the state and the result are one write."""
     column = tables.job.c
-    took = _apply(
+    took = apply(
         connection,
         tables,
         Transition.SUCCEED,
         job_id,
         [tables.job.c.lease_token == token],
-        **_NO_LEASE,
+        **NO_LEASE,
         result=result,
         result_type=result_type,
         error_code=None,
@@ -97,7 +91,7 @@ def succeed(
     )
     if took:
         messages.drop_pending(connection, tables, job_id)
-        _journal(connection, tables, Transition.SUCCEED, job_id, attempt, actor)
+        note(connection, tables, Transition.SUCCEED, job_id, attempt, actor)
     return took
 
 
@@ -211,124 +205,6 @@ def resume_as(
     )
 
 
-def quarantine(
-    connection: Connection,
-    tables: Tables,
-    job_id: str,
-    token: int,
-    *,
-    attempt: int,
-    actor: str,
-    reason: Reason,
-    error_code: str | None,
-    error_detail: str | None = None,
-    copy: bool,
-) -> bool:
-    """End the attempt for good.
-
-    Arguments:
-        copy: send a copy of the message to the quarantine queue through the outbox, because
-            the broker does not do it.
-    """
-    took = _apply(
-        connection,
-        tables,
-        Transition.QUARANTINE,
-        job_id,
-        [tables.job.c.state == str(State.RUNNING), tables.job.c.lease_token == token],
-        **_NO_LEASE,
-        reason=str(reason),
-        source=str(Source.SETTLE),
-        error_code=error_code,
-        error_detail=error_detail,
-        finished_at=db_now(),
-    )
-    if took:
-        _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)
-    return took
-
-
-def quarantine_waiting(
-    connection: Connection,
-    tables: Tables,
-    job_id: str,
-    *,
-    attempt: int,
-    actor: str,
-    reason: Reason,
-    error_code: str | None = None,
-    copy: bool,
-    relayed: bool = False,
-) -> bool:
-    """Quarantine a job that waits, because no worker can get or read its message.
-
-    Arguments:
-        relayed: also a job that counts as relayed.
-    """
-    waiting = [str(state) for state in WAITING_STATES]
-    if relayed:
-        waiting.append(str(State.RELAYED))
-    took = _apply(
-        connection,
-        tables,
-        Transition.QUARANTINE,
-        job_id,
-        [tables.job.c.state.in_(waiting)],
-        reason=str(reason),
-        source=str(Source.BROKER),
-        error_code=error_code,
-        finished_at=db_now(),
-    )
-    if took:
-        _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)
-    return took
-
-
-def replay(
-    connection: Connection, tables: Tables, job: Job, *, relay: bool = False, actor: str
-) -> bool:
-    """Send a quarantined job back to the queue, with all its attempts before it.
-
-    Arguments:
-        relay: its message goes out in full, because its task has no guard.
-    """
-    took = _apply(
-        connection,
-        tables,
-        Transition.REPLAY,
-        job.id,
-        [],
-        **_NOT_FINAL,
-        relay=int(relay),
-        attempt=0,
-        error_code=None,
-        error_detail=None,
-        available_at=db_now(),
-        expires_at=None,
-    )
-    if took:
-        messages.add(connection, tables, job.id, wake=True)
-        _journal(connection, tables, Transition.REPLAY, job.id, 0, actor)
-    return took
-
-
-def discard(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
-    """Give a quarantined job up; the journal keeps why it was there."""
-    took = _apply(
-        connection,
-        tables,
-        Transition.DISCARD,
-        job.id,
-        [],
-        reason=None,
-        source=None,
-        finished_at=db_now(),
-    )
-    if took:
-        _journal(connection, tables, Transition.DISCARD, job.id, job.attempt, actor)
-    return took
-
-
 def cancel(connection: Connection, tables: Tables, job: Job, *, actor: str) -> bool:
     """Take a waiting job back before it runs."""
     return _end_waiting(connection, tables, Transition.CANCEL, job.id, job.attempt, actor)
@@ -346,7 +222,7 @@ def count_delivery(
 ) -> None:
     """Count a delivery that starts no attempt, and say in the journal what it was."""
     add_delivery(connection, tables, job.id)
-    _journal(connection, tables, event, job.id, job.attempt, actor, state=job.state)
+    note(connection, tables, event, job.id, job.attempt, actor, state=job.state)
 
 
 def add_delivery(connection: Connection, tables: Tables, job_id: str) -> None:
@@ -364,27 +240,6 @@ def defer(connection: Connection, tables: Tables, job: Job, *, until: datetime, 
     count_delivery(connection, tables, job, event="deferred", actor=actor)
 
 
-def _apply(
-    connection: Connection,
-    tables: Tables,
-    transition: Transition,
-    job_id: str,
-    conditions: list[ColumnElement[bool]],
-    **values: Any,
-) -> bool:
-    column = tables.job.c
-    statement = (
-        update(tables.job)
-        .where(
-            column.id == job_id,
-            column.state.in_(sorted(str(state) for state in sources(transition))),
-            *conditions,
-        )
-        .values(state=str(target(transition)), **values)
-    )
-    return bool(connection.execute(statement).rowcount == 1)
-
-
 def _next_attempt(
     connection: Connection,
     tables: Tables,
@@ -399,13 +254,13 @@ def _next_attempt(
     error_detail: str | None = None,
     **values: Any,
 ) -> bool:
-    took = _apply(
+    took = apply(
         connection,
         tables,
         transition,
         job_id,
         [tables.job.c.lease_token == token],
-        **_NO_LEASE,
+        **NO_LEASE,
         available_at=due_at,
         error_code=error_code,
         error_detail=error_detail,
@@ -415,7 +270,7 @@ def _next_attempt(
         # A row that was deferred to the lease's end would only come too late or too early.
         messages.drop_pending(connection, tables, job_id)
         messages.add(connection, tables, job_id, due_at=due_at)
-        _journal(connection, tables, transition, job_id, attempt, actor, error_code=error_code)
+        note(connection, tables, transition, job_id, attempt, actor, error_code=error_code)
     return took
 
 
@@ -427,59 +282,8 @@ def _end_waiting(
     attempt: int,
     actor: str,
 ) -> bool:
-    took = _apply(connection, tables, transition, job_id, [], finished_at=db_now())
+    took = apply(connection, tables, transition, job_id, [], finished_at=db_now())
     if took:
         messages.drop_pending(connection, tables, job_id)
-        _journal(connection, tables, transition, job_id, attempt, actor)
+        note(connection, tables, transition, job_id, attempt, actor)
     return took
-
-
-def _quarantined(
-    connection: Connection,
-    tables: Tables,
-    job_id: str,
-    attempt: int,
-    actor: str,
-    reason: Reason,
-    error_code: str | None,
-    *,
-    copy: bool,
-) -> None:
-    messages.drop_pending(connection, tables, job_id)
-    if copy:
-        messages.add(connection, tables, job_id, kind=messages.QUARANTINE, wake=True)
-    _journal(
-        connection,
-        tables,
-        Transition.QUARANTINE,
-        job_id,
-        attempt,
-        actor,
-        reason=str(reason),
-        error_code=error_code,
-    )
-
-
-def _journal(
-    connection: Connection,
-    tables: Tables,
-    event: Transition | str,
-    job_id: str,
-    attempt: int,
-    actor: str,
-    *,
-    state: State | None = None,
-    reason: str | None = None,
-    error_code: str | None = None,
-) -> None:
-    after = target(event) if isinstance(event, Transition) else state
-    line = journal.line(
-        job_id,
-        event,
-        state=after,
-        attempt=attempt,
-        actor=actor,
-        reason=reason,
-        error_code=error_code,
-    )
-    journal.write(connection, tables, [line])

@@ -20,7 +20,7 @@ from celery_outbox.core.chords import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.chords import Chords
 from celery_outbox.operate.members import Members
-from celery_outbox.store import chords, transitions
+from celery_outbox.store import chords, quarantining, transitions
 from celery_outbox.store import job as jobs
 from celery_outbox.store.schema import Tables
 from tests.factories import Database
@@ -202,7 +202,7 @@ def test_a_replayed_header_that_succeeds_runs_the_body_after_all(shop):
 
 def park(shop: Shop, job_id: str) -> None:
     why: dict[str, Any] = {"reason": Reason.UNROUTABLE, "copy": False}
-    shop.recorded.do(transitions.quarantine_waiting, job_id, attempt=0, actor="d", **why)
+    shop.recorded.do(quarantining.quarantine_waiting, job_id, attempt=0, actor="d", **why)
 
 
 def cancel(shop: Shop, job_id: str) -> None:

@@ -15,7 +15,7 @@ from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.operate import cli
 from celery_outbox.operate.logs import JsonFormatter
-from celery_outbox.store import locks, transitions
+from celery_outbox.store import locks, quarantining
 from tests.factories import Database, add_task, open_outbox
 
 Run = Callable[..., Result]
@@ -31,7 +31,7 @@ def outbox(sqlite_installed_url: str) -> Iterator[Outbox]:
         export.apply_async(task_id="export-2", queue="slow")
         other.apply_async(task_id="import-1")
         Database(outbox.engine, outbox.tables).do(
-            transitions.quarantine_waiting,
+            quarantining.quarantine_waiting,
             "export-2",
             attempt=0,
             actor="dispatcher",

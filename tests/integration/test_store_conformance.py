@@ -9,7 +9,7 @@ import pytest
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
-from celery_outbox.store import dialects, journal, recording, transitions, workers
+from celery_outbox.store import dialects, journal, quarantining, recording, transitions, workers
 from celery_outbox.store import job as jobs
 from tests.factories import Database, new_envelope, new_job
 
@@ -97,7 +97,7 @@ def test_a_rescue_is_a_retry_of_a_lost_worker(database: Database):
 def test_quarantine_has_a_reason_and_a_copy_where_the_broker_makes_none(database: Database, copy):
     job = database.put(State.RUNNING)
     why = {"reason": Reason.TIME_LIMIT, "error_code": "TimeLimitExceeded", "copy": copy}
-    assert database.do(transitions.quarantine, job.id, 1, error_detail="x", **why, **ENDED)
+    assert database.do(quarantining.quarantine, job.id, 1, error_detail="x", **why, **ENDED)
     job = database.job(job.id)
     assert (job.reason, job.source, job.error_code) == ("time_limit", "settle", "TimeLimitExceeded")
     assert kinds(database, job.id) == (["quarantine"] if copy else [])
@@ -108,14 +108,14 @@ def test_quarantine_has_a_reason_and_a_copy_where_the_broker_makes_none(database
 def test_a_waiting_job_that_the_broker_refused_is_quarantined_by_the_broker(database: Database):
     job = database.put(State.QUEUED)
     why = {"reason": Reason.UNROUTABLE, "copy": True}
-    assert database.do(transitions.quarantine_waiting, job.id, attempt=0, actor="d", **why)
+    assert database.do(quarantining.quarantine_waiting, job.id, attempt=0, actor="d", **why)
     assert (database.job(job.id).source, database.job(job.id).reason) == ("broker", "unroutable")
     assert kinds(database, job.id) == ["quarantine"]
 
 
 def test_a_replay_gives_a_quarantined_job_all_its_attempts_back(database: Database):
     job = database.put(State.QUARANTINED, expires_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
-    assert database.do(transitions.replay, job, actor="person")
+    assert database.do(quarantining.replay, job, actor="person")
     again = database.job(job.id)
     assert (again.state, again.attempt, again.lease_token) == (State.QUEUED, 0, job.lease_token)
     assert (again.reason, again.source, again.error_code, again.finished_at) == (None,) * 4
@@ -125,7 +125,7 @@ def test_a_replay_gives_a_quarantined_job_all_its_attempts_back(database: Databa
 
 def test_a_discarded_job_is_cancelled_and_its_journal_keeps_why_it_was_there(database: Database):
     job = database.put(State.QUARANTINED)
-    assert database.do(transitions.discard, job, actor="person")
+    assert database.do(quarantining.discard, job, actor="person")
     assert database.job(job.id).state is State.CANCELLED
     assert [line.reason for line in database.do(journal.read, job.id)][-2:] == ["permanent", None]
 
@@ -232,14 +232,14 @@ def test_every_transition_of_a_long_life_is_in_the_journal_without_a_gap(databas
     database.do(transitions.claim, database.job(job.id), actor="worker-3", lease=60)
     why = {"reason": Reason.PERMANENT, "error_code": "ValueError", "copy": False}
     database.do(
-        transitions.quarantine,
+        quarantining.quarantine,
         job.id,
         3,
         attempt=3,
         actor="worker-3",
         **why,
     )
-    database.do(transitions.replay, database.job(job.id), actor="person")
+    database.do(quarantining.replay, database.job(job.id), actor="person")
     database.do(transitions.cancel, database.job(job.id), actor="person")
     lines = database.do(journal.read, job.id)
     assert [(line.event, line.state, line.attempt) for line in lines] == [

@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition, sources, target
-from celery_outbox.store import continuing, recording, relaying, transitions
+from celery_outbox.store import continuing, quarantining, recording, relaying, transitions
 from celery_outbox.store.continuing import NESTING
 from celery_outbox.store.job import Job
 from tests.factories import Database, new_envelope, new_job
@@ -62,11 +62,11 @@ def go_on(database: Database, job: Job) -> bool:
 
 
 def quarantine(database: Database, job: Job) -> bool:
-    return database.do(transitions.quarantine, job.id, job.lease_token, **WHY, **ENDED)
+    return database.do(quarantining.quarantine, job.id, job.lease_token, **WHY, **ENDED)
 
 
 def quarantine_waiting(database: Database, job: Job) -> bool:
-    return database.do(transitions.quarantine_waiting, job.id, **WHY, **ENDED)
+    return database.do(quarantining.quarantine_waiting, job.id, **WHY, **ENDED)
 
 
 def rescue(database: Database, job: Job) -> bool:
@@ -74,11 +74,11 @@ def rescue(database: Database, job: Job) -> bool:
 
 
 def replay(database: Database, job: Job) -> bool:
-    return database.do(transitions.replay, job, actor="person")
+    return database.do(quarantining.replay, job, actor="person")
 
 
 def discard(database: Database, job: Job) -> bool:
-    return database.do(transitions.discard, job, actor="person")
+    return database.do(quarantining.discard, job, actor="person")
 
 
 def cancel(database: Database, job: Job) -> bool:
@@ -104,7 +104,7 @@ def adopt(database: Database, job: Job) -> bool:
 def quarantine_relayed(database: Database, job: Job) -> bool:
     why = {"reason": Reason.UNKNOWN_TASK, "copy": True, "relayed": True}
     end = {"attempt": job.attempt, "actor": "worker"}
-    return database.do(transitions.quarantine_waiting, job.id, **end, **why)
+    return database.do(quarantining.quarantine_waiting, job.id, **end, **why)
 
 
 def adopt_relayed(database: Database, job: Job) -> bool:
