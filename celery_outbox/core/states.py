@@ -123,8 +123,3 @@ def sources(transition: Transition) -> frozenset[State]:
 def target(transition: Transition) -> State:
     """The state in which ``transition`` ends."""
     return TRANSITIONS[transition][1]
-
-
-def is_allowed(before: State | None, after: State) -> bool:
-    """Whether any transition leads from ``before`` (``None``: no job) to ``after``."""
-    return any(before in allowed and end is after for allowed, end in TRANSITIONS.values())

@@ -18,11 +18,12 @@ from sqlalchemy import event, update
 from celery_outbox import Outbox
 from celery_outbox.context import running_job
 from celery_outbox.core.dispatching import Postpone, Publish, plan
-from celery_outbox.core.states import FINAL_STATES, State, is_allowed
+from celery_outbox.core.states import FINAL_STATES, State
 from celery_outbox.execute.attempt import Attempt
 from celery_outbox.store import journal, messages, publishing, recording
 from celery_outbox.store.clock import db_after
 from tests.factories import Database, add_task, new_job, open_outbox
+from tests.steps import is_allowed
 
 MAX_ATTEMPTS = 3
 

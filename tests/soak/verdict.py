@@ -8,9 +8,10 @@ from types import ModuleType
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, literal_column, select
 
-from celery_outbox.core.states import State, is_allowed
+from celery_outbox.core.states import State
 from tests.servers.rabbitmq import RabbitmqApi
 from tests.soak.load import CHILD, ENDS, Request
+from tests.steps import is_allowed
 
 TRANSACTIONAL = ("pay", "slow_pay", "block", "order", "gather")
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from celery_outbox.core import states
-from celery_outbox.core.states import FINAL_STATES, TRANSITIONS, State, is_allowed
+from celery_outbox.core.states import FINAL_STATES, TRANSITIONS, State
+from tests.steps import is_allowed
 
 #: The table of the design, written out a second time by hand.
 ALLOWED = {
