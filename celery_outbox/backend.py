@@ -39,7 +39,9 @@ class _Maker:
 
     def make(self) -> Any:
         thread_safe = bool(self._app.conf.get("result_backend_thread_safe", False))
-        return LazyBackend(_Once(self._stock, self._outbox), self._outbox, thread_safe)
+        return LazyBackend(
+            _Once(self._stock, self._outbox), _chord_hooks(self._outbox), thread_safe
+        )
 
 
 class _Once:
@@ -65,42 +67,37 @@ class LazyBackend(Proxy):
     Some backends open a connection when they are made, and a call must not wait for one.
     """
 
-    __slots__ = ("_outbox", "_thread_safe")
+    __slots__ = ("_hooks", "_thread_safe")
 
     def __init__(
-        self, backend: Callable[[], Any], outbox: Callable[[], Outbox], thread_safe: bool
+        self, backend: Callable[[], Any], hooks: dict[str, Callable[..., None]], thread_safe: bool
     ) -> None:
         super().__init__(backend)
-        object.__setattr__(self, "_outbox", outbox)
+        object.__setattr__(self, "_hooks", hooks)
         object.__setattr__(self, "_thread_safe", thread_safe)
 
     def __bool__(self) -> bool:
         return True
 
+    def __getattr__(self, name: str) -> Any:
+        hook = self._hooks.get(name)
+        return super().__getattr__(name) if hook is None else hook
+
     @property
     def thread_safe(self) -> bool:
         """Whether threads share it; Celery asks when it keeps it."""
-        return bool(object.__getattribute__(self, "_thread_safe"))
-
-    def ensure_chords_allowed(self) -> None:
-        """They are, with any backend and with none."""
-
-    def apply_chord(self, header_result_args: Any, body: Any, **options: Any) -> None:
-        """Note a chord whose header is sent next."""
-        _outbox(self).chord_recorder.begin(header_result_args, body)
-
-    def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """Say how many members the header has."""
-        _outbox(self).chord_recorder.set_size(group_id, chord_size)
-
-    def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """Add a member to a header."""
-        _outbox(self).chord_recorder.add(chord_id, result.id)
+        return bool(self._thread_safe)
 
 
-def _outbox(backend: LazyBackend) -> Outbox:
-    found: Outbox = object.__getattribute__(backend, "_outbox")()
-    return found
+def _chord_hooks(outbox: Callable[[], Outbox]) -> dict[str, Callable[..., None]]:
+    """What a call does with a backend about chords, by the name of the backend's method."""
+    return {
+        # They are, with any backend and with none.
+        "ensure_chords_allowed": lambda: None,
+        "apply_chord": lambda header, body, **_: outbox().chord_recorder.begin(header, body),
+        "set_chord_size": lambda chord_id, size: outbox().chord_recorder.set_size(chord_id, size),
+        "add_to_chord": lambda chord_id, job: outbox().chord_recorder.add(chord_id, job.id),
+    }
 
 
 def _adapt(backend: Any, outbox: Callable[[], Outbox]) -> Any:
@@ -114,10 +111,8 @@ def _adapt(backend: Any, outbox: Callable[[], Outbox]) -> Any:
         return None
 
     backend.on_chord_part_return = on_chord_part_return
-    backend.ensure_chords_allowed = lambda: None
-    backend.apply_chord = lambda header, body, **_: outbox().chord_recorder.begin(header, body)
-    backend.set_chord_size = lambda chord_id, size: outbox().chord_recorder.set_size(chord_id, size)
-    backend.add_to_chord = lambda chord_id, result: outbox().chord_recorder.add(chord_id, result.id)
+    for name, hook in _chord_hooks(outbox).items():
+        setattr(backend, name, hook)
     if hasattr(backend, "iter_native"):
         backend.iter_native = _after_subscribing(backend.iter_native)
     if isinstance(backend, DisabledBackend) and hasattr(backend, "_fail_chain"):
