@@ -16,11 +16,11 @@ from celery_outbox.core.states import State
 from celery_outbox.exceptions import InvalidResultKey
 from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.foreign import Foreign
-from celery_outbox.execute.outside import set_aside
+from celery_outbox.execute.outside import end_waiting, set_aside
 from celery_outbox.execute.payload import Call, encode_call, envelope_of
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import quarantining, recording, relaying
+from celery_outbox.store import recording, relaying
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
 
@@ -69,18 +69,9 @@ def take_over(connection: Connection, guard: Guard, task: Task, job: Job, call: 
     try:
         key = fill_result_key(task.name, template, job.id, call.args, call.kwargs)
     except InvalidResultKey as error:
-        quarantining.quarantine_waiting(
-            connection,
-            guard.tables,
-            job.id,
-            attempt=job.attempt,
-            actor=guard.worker_id(),
-            reason=Reason.UNDECODABLE,
-            error_code=error_code(error),
-            # This delivery is acknowledged: the job has its end already.
-            copy=True,
-            relayed=True,
-        )
+        code = error_code(error)
+        # Its worker will find that the job has its end already.
+        end_waiting(connection, guard, job, Reason.UNDECODABLE, code, acknowledged=True)
     else:
         attempts = max(guard.policy_of(task).max_attempts, job.attempt + 1)
         facts = {"max_attempts": attempts, "result_key": key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -34,16 +35,7 @@ class Fence:
 
     def succeed(self, result: bytes | None, result_type: str | None) -> Write:
         """The attempt ends with its result."""
-        return lambda connection: transitions.succeed(
-            connection,
-            self.tables,
-            self.job_id,
-            self.token,
-            attempt=self.attempt,
-            actor=self.actor,
-            result=result,
-            result_type=result_type,
-        )
+        return self._ending(transitions.succeed, result=result, result_type=result_type)
 
     def keep_result(self, result: bytes | None, result_type: str | None) -> Write:
         """The attempt has succeeded, and its result is known now."""
@@ -58,63 +50,37 @@ class Fence:
 
     def retry(self, error_code: str, error_detail: str | None, delay: float) -> Write:
         """Another attempt follows in ``delay`` seconds."""
-        return lambda connection: transitions.retry(
-            connection,
-            self.tables,
-            self.job_id,
-            self.token,
-            attempt=self.attempt,
-            actor=self.actor,
-            error_code=error_code,
-            error_detail=error_detail,
-            delay=delay,
+        return self._ending(
+            transitions.retry, error_code=error_code, error_detail=error_detail, delay=delay
         )
 
     def resume_as(self, new: NewJob, error_code: str | None) -> Write:
         """Another attempt follows, with the message that the body itself sent."""
-        return lambda connection: transitions.resume_as(
-            connection,
-            self.tables,
-            self.job_id,
-            self.token,
-            attempt=self.attempt,
-            actor=self.actor,
-            task=new.task,
-            queue=new.queue,
-            envelope=new.envelope,
-            body=new.body,
-            available_at=new.available_at,
-            expires_at=new.expires_at,
-            result_key=new.result_key,
-            max_attempts=new.max_attempts,
-            error_code=error_code,
-            relay=new.relay,
-        )
+        return self._ending(transitions.resume_as, new=new, error_code=error_code)
 
     def replace(self) -> Write:
         """The job goes on as others, the last of which will have its id."""
-        return lambda connection: continuing.replace(
-            connection,
-            self.tables,
-            self.job_id,
-            self.token,
-            attempt=self.attempt,
-            actor=self.actor,
-        )
+        return self._ending(continuing.replace)
 
     def quarantine(
         self, reason: Reason, error_code: str, error_detail: str | None, copy: bool
     ) -> Write:
         """No attempt follows before a person decides."""
-        return lambda connection: quarantining.quarantine(
+        return self._ending(
+            quarantining.quarantine,
+            reason=reason,
+            error_code=error_code,
+            error_detail=error_detail,
+            copy=copy,
+        )
+
+    def _ending(self, transition: Callable[..., bool], **facts: Any) -> Write:
+        return lambda connection: transition(
             connection,
             self.tables,
             self.job_id,
             self.token,
             attempt=self.attempt,
             actor=self.actor,
-            reason=reason,
-            error_code=error_code,
-            error_detail=error_detail,
-            copy=copy,
+            **facts,
         )

@@ -165,8 +165,21 @@ def set_aside(
     )
 
 
-def end_waiting(connection: Connection, guard: Guard, job: Job, reason: Reason, code: str) -> None:
-    """Quarantine a locked job whose message no worker can run, if it waits."""
+def end_waiting(
+    connection: Connection,
+    guard: Guard,
+    job: Job,
+    reason: Reason,
+    code: str,
+    *,
+    acknowledged: bool = False,
+) -> None:
+    """Quarantine a locked job whose message no worker can run, if it waits.
+
+    Arguments:
+        code: what exactly is wrong with the message.
+        acknowledged: the message will be, so that the broker does not dead-letter it.
+    """
     quarantining.quarantine_waiting(
         connection,
         guard.tables,
@@ -175,7 +188,7 @@ def end_waiting(connection: Connection, guard: Guard, job: Job, reason: Reason, 
         actor=guard.worker_id(),
         reason=reason,
         error_code=code,
-        copy=not guard.broker_dead_letters(job.queue),
+        copy=acknowledged or not guard.broker_dead_letters(job.queue),
         relayed=job.relay,
     )
 

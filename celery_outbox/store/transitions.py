@@ -6,7 +6,7 @@ took effect: ``False`` means that the lease was lost and that nothing was writte
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, case, null, or_, update
@@ -16,8 +16,8 @@ from celery_outbox.core.states import State, Transition
 from celery_outbox.store import messages
 from celery_outbox.store.applying import NO_LEASE, apply, note
 from celery_outbox.store.clock import db_after, db_moment, db_now
-from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.job import Job
+from celery_outbox.store.recording import NewJob
 from celery_outbox.store.schema import Tables
 
 
@@ -168,16 +168,8 @@ def resume_as(
     *,
     attempt: int,
     actor: str,
-    task: str,
-    queue: str | None,
-    envelope: Envelope,
-    body: bytes | None,
-    available_at: datetime | timedelta | None,
-    expires_at: datetime | None,
-    result_key: str | None,
-    max_attempts: int,
+    new: NewJob,
     error_code: str | None,
-    relay: bool = False,
 ) -> bool:
     """End the attempt because the body itself asked to go on later (``self.retry``).
 
@@ -192,16 +184,16 @@ def resume_as(
         token,
         attempt=attempt,
         actor=actor,
-        due_at=db_moment(available_at),
+        due_at=db_moment(new.available_at),
         error_code=error_code,
-        task=task,
-        queue=queue,
-        envelope=envelope.to_json(),
-        body=body,
-        expires_at=expires_at,
-        result_key=result_key,
-        max_attempts=max(max_attempts, attempt + 1),
-        relay=int(relay),
+        task=new.task,
+        queue=new.queue,
+        envelope=new.envelope.to_json(),
+        body=new.body,
+        expires_at=new.expires_at,
+        result_key=new.result_key,
+        max_attempts=max(new.max_attempts, attempt + 1),
+        relay=int(new.relay),
     )
 
 

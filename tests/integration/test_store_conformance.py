@@ -158,19 +158,9 @@ def test_a_duplicate_is_counted_and_written_down(database: Database):
 
 def test_a_body_that_sends_its_own_id_again_goes_on_as_what_it_sent(database: Database):
     job = database.put(State.RUNNING, max_attempts=1)
-    sent = {"task": "shop.export", "queue": "slow", "body": b"[[2], {}, {}]", "error_code": None}
-    took = database.do(
-        transitions.resume_as,
-        job.id,
-        1,
-        envelope=new_envelope(queue="slow"),
-        available_at=None,
-        expires_at=None,
-        result_key=None,
-        max_attempts=1,
-        **sent,
-        **ENDED,
-    )
+    envelope = new_envelope(queue="slow")
+    sent = new_job(job.id, queue="slow", envelope=envelope, body=b"[[2], {}, {}]", max_attempts=1)
+    took = database.do(transitions.resume_as, job.id, 1, new=sent, error_code=None, **ENDED)
     again = database.job(job.id)
     assert took
     assert (again.state, again.queue, again.body) == (State.RETRYING, "slow", b"[[2], {}, {}]")
