@@ -90,6 +90,12 @@ def add(self: Any, x: Any, y: Any) -> Any:
     return x + y
 
 
+@task(name="shop.limited", rate_limit="1/h")
+def limited(self: Any) -> None:
+    """Run once an hour, unless somebody changes the rate."""
+    note_run(self.request.id)
+
+
 @task(name="shop.fail", retry_policy=RetryPolicy(3, delay=0.05, jitter=0))
 def fail(self: Any, text: str) -> None:
     """Fail with an error that may pass."""
