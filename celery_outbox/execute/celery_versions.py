@@ -16,6 +16,10 @@ A process that is gone
     Billiard 4.3 reports the ``SystemExit`` of a body before the process is gone, and nothing for
     one that was told to end (:func:`was_told_to_end`); 4.2 reports ``WorkerLostError`` alone.
     5.7 makes a ``WorkerLostError`` of it, 5.4 fails to store it: ``OutboxRequest`` does as 5.7.
+A failure that the main process found
+    With these options 5.5 and 5.6 requeue a message whose job met its hard time limit and report
+    nothing, and 5.6 reports no failure during a cold shutdown; all raise ``MemoryError`` again.
+    The job has ended in the database by then, so :func:`report_failure` takes their place.
 Errors that are no ``Exception``
     Prefork sends ``asyncio.CancelledError`` and the like to the main process as a failure. The
     other pools call the wrong callback with them, which leaves the message unacknowledged for
@@ -41,13 +45,23 @@ Acknowledgements at the end of a warm shutdown
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import billiard.common
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.process import current_process
+from celery import signals
 from celery.concurrency.base import BasePool
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.utils.serialization import get_pickled_exception
+from kombu.utils.encoding import safe_repr
+
+from celery_outbox.log import log_event
+
+logger = logging.getLogger("celery_outbox.execute")
+_celery_logger = logging.getLogger("celery.worker.request")
 
 #: How messages are acknowledged. Not a user's choice: after the result is stored; a final failure
 #: by rejecting, so that RabbitMQ dead-letters it; a lost attempt comes back from the database.
@@ -103,3 +117,42 @@ def can_stop_bodies(pool: Any) -> bool:
     # Of the pool itself: prefork gets the function from the pool that it wraps.
     function = getattr(pool.terminate_job, "__func__", pool.terminate_job)
     return function is not BasePool.terminate_job
+
+
+def report_failure(request: Any, exc_info: ExceptionInfo) -> None:
+    """Say for a process that is gone what Celery says of a task that failed: to the result backend
+    with callbacks and chord, to receivers of ``task_failure``, as an event, and in the log.
+
+    Arguments:
+        request: a request of Celery's whose message is acknowledged or rejected already.
+    """
+    task = request.task
+    error = exc_info.exception
+    if isinstance(error, ExceptionWithTraceback):
+        error = error.exc
+    # As the newest Celery does: a receiver finds the request in task.request.
+    task.request_stack.push(request._context)
+    try:
+        try:
+            task.backend.mark_as_failure(
+                request.id, error, request=request._context, store_result=request.store_errors
+            )
+        except Exception:  # the result backend may be anything; the database has the truth
+            log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=request.id)
+        signals.task_failure.send(
+            sender=task,
+            task_id=request.id,
+            exception=error,
+            args=request.args,
+            kwargs=request.kwargs,
+            traceback=exc_info.traceback,
+            einfo=exc_info,
+        )
+    finally:
+        task.request_stack.pop()
+    request.send_event(
+        "task-failed",
+        exception=safe_repr(get_pickled_exception(exc_info.exception)),
+        traceback=exc_info.traceback,
+    )
+    _celery_logger.error("Task handler raised error: %r", error, exc_info=exc_info.exc_info)

@@ -23,6 +23,7 @@ from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import end_foreign
 from celery_outbox.execute.overdue_ack import outlive_overdue_acks
 from celery_outbox.execute.prefetch import restore_in_the_loop
+from celery_outbox.execute.rate_limits import hold_once
 from celery_outbox.execute.unreadable import read_everything
 from celery_outbox.log import cause, log_event
 from celery_outbox.queues import declared_with_dead_letters, is_rabbitmq, queue_of
@@ -43,6 +44,7 @@ class KeepPoison(bootsteps.StartStopStep):
         # Before any step starts: one of them hands a handler on to kombu.
         Handlers(parent).install()
         restore_in_the_loop(parent)
+        hold_once(parent)
         self._has_warned = False
 
     def start(self, parent: Any) -> None:

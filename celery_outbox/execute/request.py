@@ -24,7 +24,7 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.execute.callback_id import fix_callback_ids
-from celery_outbox.execute.celery_versions import can_stop_bodies
+from celery_outbox.execute.celery_versions import can_stop_bodies, report_failure
 from celery_outbox.execute.foreign import Foreign
 from celery_outbox.execute.outside import (
     end_lost,
@@ -179,10 +179,9 @@ class OutboxRequest(Request):
     def _fail(self, job: Job | None, exc_info: ExceptionInfo) -> None:
         if self.acknowledged:
             return
-        # Rejected first: Celery's versions do not agree on what it would do then.
         self.reject(requeue=False)
         self._take_call(job)
-        self._stock_failure(exc_info, True, False)
+        report_failure(self, exc_info)
 
     def _take_call_of_rejected(self) -> None:
         try:

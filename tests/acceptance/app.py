@@ -16,6 +16,7 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Retry
+from kombu import Queue
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine
 
 from celery_outbox import Outbox, PermanentError, RetryPolicy
@@ -45,6 +46,10 @@ def _used_engine() -> Engine | None:
 
 outbox = Outbox(app, engine=_used_engine())
 app.conf.task_queues = [outbox.queue("celery"), outbox.queue("bare", queue_arguments={})]
+if "SHOP_QUORUM_QUEUE" in os.environ:
+    # Without the outbox's dead letters; Celery has a setting for such queues since 5.6 only.
+    plain = Queue(os.environ["SHOP_QUORUM_QUEUE"], queue_arguments={"x-queue-type": "quorum"})
+    app.conf.task_queues.append(plain)
 kill_at_environment()
 if "SHOP_FILE_LIMIT" in os.environ:
     # A file that reaches it cannot grow, as on a disk that is full.
@@ -83,6 +88,12 @@ def add(self: Any, x: Any, y: Any) -> Any:
     """Return a result."""
     note_run(self.request.id)
     return x + y
+
+
+@task(name="shop.limited", rate_limit="1/h")
+def limited(self: Any) -> None:
+    """Run once an hour, unless somebody changes the rate."""
+    note_run(self.request.id)
 
 
 @task(name="shop.fail", retry_policy=RetryPolicy(3, delay=0.05, jitter=0))

@@ -211,27 +211,21 @@ def test_jobs_that_were_only_prefetched_by_dying_workers_complete(
     """The first queue has our dead letters, the second has none: what is past the limit is gone."""
     rabbitmq_api.set_policy(f"^{queue}$", {"delivery-limit": 1})
     quorum = "quorum" if consumes_quorum_queues() else "classic"
-    system.shop.app.amqp.queues.create_missing_queue_type = quorum
     jobs_ids = [f"job-{number}" for number in range(8)]
     for job_id in jobs_ids:
         system.shop.add.apply_async((1, 2), task_id=job_id, queue=queue)
-    settings = json.dumps(
-        {
-            **json.loads(system.environment["SHOP_SETTINGS"]),
-            "outbox_republish_after": 1.0,
-            "task_create_missing_queue_type": quorum,
-        }
-    )
-    system.dispatcher(SHOP_SETTINGS=settings)
+    shop = json.loads(system.environment["SHOP_SETTINGS"]) | {"outbox_republish_after": 1.0}
+    environment = {"SHOP_SETTINGS": json.dumps(shop)}
+    if queue == "lone" and consumes_quorum_queues():
+        environment["SHOP_QUORUM_QUEUE"] = queue
+    system.dispatcher(**environment)
     eventually(lambda: system.depth(queue) == 8)
 
     options = ("-Q", queue)
     for _ in range(2):
-        dying = system.worker(
-            *options, "-c", "1", fault="execute.after_claim", SHOP_SETTINGS=settings
-        )
+        dying = system.worker(*options, "-c", "1", fault="execute.after_claim", **environment)
         assert dying.wait() == -9
-    worker = system.worker(*options, "-c", "4", pool="threads", SHOP_SETTINGS=settings)
+    worker = system.worker(*options, "-c", "4", pool="threads", **environment)
 
     for job_id in jobs_ids:
         system.reaches(job_id, "succeeded", deadline=60.0)
