@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -39,3 +40,15 @@ def eventually(
             last = f"last value {value!r}" if error is None else f"last error {error!r}"
             raise AssertionError(f"{text} within {deadline:g} s; {last}") from error
         time.sleep(interval)
+
+
+def wait_for_file(path: Path, seconds: float) -> None:
+    """Wait in a task's body, where an exception that ends the body must come through.
+
+    :raises TimeoutError: the file is not there in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path.name)
+        time.sleep(0.02)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import time
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_
 from celery_outbox import Outbox, PermanentError, RetryPolicy
 from celery_outbox.testing import kill_at_environment
 from tests.acceptance import canvas, endings
+from tests.wait import wait_for_file
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
 
@@ -67,15 +67,6 @@ def note_run(job_id: str | None, what: str = "run") -> None:
         runs.write(f"{job_id} {what}\n")
 
 
-def wait(name: str, seconds: float = 30.0) -> None:
-    """Wait for a file."""
-    deadline = time.monotonic() + seconds
-    while not (FOLDER / name).exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(name)
-        time.sleep(0.02)
-
-
 @task(name="shop.export", result_key="reports/{job_id}.csv")
 def export(self: Any, rows: int) -> str:
     """Write a report."""
@@ -112,7 +103,7 @@ def refuse(self: Any, text: str) -> None:
 
 def _wait_for(self: Any, name: str, seconds: float = 30.0) -> str:
     note_run(self.request.id)
-    wait(name, seconds)
+    wait_for_file(FOLDER / name, seconds)
     return name
 
 
@@ -144,7 +135,7 @@ def pay(self: Any, wait_for: str | None = None, letter: bool = True) -> str:
     if letter:
         add.apply_async((1, 2), task_id=f"letter-{self.request.id}")
     if wait_for is not None:
-        wait(wait_for)
+        wait_for_file(FOLDER / wait_for, 30.0)
     return "paid"
 
 
@@ -162,7 +153,7 @@ def wait_and_retry(self: Any, name: str, seconds: float = 120.0) -> int:
     """Run until a file appears, and then ask for a retry; the second time succeed."""
     note_run(self.request.id)
     if self.request.retries == 0:
-        wait(name, seconds)
+        wait_for_file(FOLDER / name, seconds)
         raise self.retry(countdown=0.05)
     return self.request.retries
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as clock
 from decimal import Decimal
@@ -22,6 +21,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import Ignore, Reject
 
 from celery_outbox import PermanentError
+from tests.wait import wait_for_file
 
 FOLDER = Path(os.environ["OBSERVED_FOLDER"])
 STOCK = "OBSERVED_STOCK" in os.environ
@@ -168,15 +168,6 @@ for _name in SIGNALS:
     _watch(_name)
 
 
-def wait(name: str, seconds: float = 60.0) -> None:
-    """Wait for a file."""
-    deadline = time.monotonic() + seconds
-    while not (FOLDER / name).exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(name)
-        time.sleep(0.02)
-
-
 @app.task(bind=True, name="shop.add")
 def add(self: Any, x: Any, secret: str = "") -> Any:
     """Return a result."""
@@ -201,7 +192,7 @@ def insist(self: Any, secret: str, countdown: float = 0.05) -> int:
 def linger(self: Any, secret: str) -> None:
     """Run until it is stopped."""
     (FOLDER / "lingering").touch()
-    wait("never")
+    wait_for_file(FOLDER / "never", 60.0)
 
 
 @app.task(bind=True, name="shop.ignore")
