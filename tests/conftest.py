@@ -20,6 +20,7 @@ from tests.servers.mariadb import Mariadb
 from tests.servers.postgresql import Postgresql
 from tests.servers.rabbitmq import Rabbitmq, RabbitmqApi
 from tests.servers.redis import Redis
+from tests.servers.sql_server import SqlServer
 from tests.watchdog import Watchdog
 
 Server = TypeVar("Server", Mariadb, Postgresql, Rabbitmq, Redis)
@@ -84,20 +85,22 @@ def _serve(kind: type[Server], watchdog: Watchdog) -> Iterator[Server]:
         server.stop()
 
 
+def _lend(server: SqlServer) -> Iterator[str]:
+    name = _fresh_name()
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
 @pytest.fixture
 def postgresql_url(postgresql_server: Postgresql) -> Iterator[str]:
     """The SQLAlchemy URL of an empty database, dropped after the test."""
-    name = _fresh_name()
-    yield postgresql_server.create_database(name)
-    postgresql_server.drop_database(name)
+    yield from _lend(postgresql_server)
 
 
 @pytest.fixture
 def mariadb_url(mariadb_server: Mariadb) -> Iterator[str]:
     """The SQLAlchemy URL of an empty database, dropped after the test."""
-    name = _fresh_name()
-    yield mariadb_server.create_database(name)
-    mariadb_server.drop_database(name)
+    yield from _lend(mariadb_server)
 
 
 @pytest.fixture

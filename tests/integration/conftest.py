@@ -11,42 +11,45 @@ from celery_outbox import Outbox
 from tests.factories import Database, open_database, open_outbox
 from tests.servers.mariadb import Mariadb
 from tests.servers.postgresql import Postgresql
+from tests.servers.sql_server import SqlServer
+
+
+def _share(server: SqlServer) -> Iterator[str]:
+    name = f"outbox_test_{os.getpid()}_shared"
+    url = server.create_database(name)
+    with open_database(url):
+        yield url
+    server.drop_database(name)
+
+
+def _emptied(url: str) -> str:
+    with open_database(url, init=False) as database:
+        database.empty()
+    return url
 
 
 @pytest.fixture(scope="session")
 def shared_postgresql_url(postgresql_server: Postgresql) -> Iterator[str]:
     """A database with outbox tables for many tests: making one for each takes too long."""
-    name = f"outbox_test_{os.getpid()}_shared"
-    url = postgresql_server.create_database(name)
-    with open_database(url):
-        yield url
-    postgresql_server.drop_database(name)
+    yield from _share(postgresql_server)
 
 
 @pytest.fixture
 def postgresql_installed_url(shared_postgresql_url: str) -> str:
     """The URL of a PostgreSQL database whose outbox tables are empty."""
-    with open_database(shared_postgresql_url, init=False) as database:
-        database.empty()
-    return shared_postgresql_url
+    return _emptied(shared_postgresql_url)
 
 
 @pytest.fixture(scope="session")
 def shared_mariadb_url(mariadb_server: Mariadb) -> Iterator[str]:
     """A database with outbox tables for many tests: making one for each takes too long."""
-    name = f"outbox_test_{os.getpid()}_shared"
-    url = mariadb_server.create_database(name)
-    with open_database(url):
-        yield url
-    mariadb_server.drop_database(name)
+    yield from _share(mariadb_server)
 
 
 @pytest.fixture
 def mariadb_installed_url(shared_mariadb_url: str) -> str:
     """The URL of a MariaDB database whose outbox tables are empty."""
-    with open_database(shared_mariadb_url, init=False) as database:
-        database.empty()
-    return shared_mariadb_url
+    return _emptied(shared_mariadb_url)
 
 
 @pytest.fixture

@@ -31,15 +31,8 @@ from tests.wait import eventually
 
 
 @pytest.fixture
-def database(mariadb_installed_url: str) -> Iterator[Database]:
-    with open_database(mariadb_installed_url, init=False) as database:
-        yield database
-
-
-@pytest.fixture
-def outbox(mariadb_installed_url: str) -> Iterator[Outbox]:
-    with open_outbox(mariadb_installed_url, init=False) as outbox:
-        yield outbox
+def installed_url(mariadb_installed_url: str) -> str:
+    return mariadb_installed_url
 
 
 @pytest.fixture

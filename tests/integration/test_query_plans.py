@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions, workers
 from tests.factories import Database, new_envelope, open_database
+from tests.integration.statements import statements_of
 from tests.servers.postgresql import Postgresql
 
 pytestmark = pytest.mark.once
@@ -63,23 +64,8 @@ def plans(
     **options: Any,
 ) -> list[str]:
     """Return how PostgreSQL would run each statement of a function of the store, or runs it."""
-    statements = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if not statement.startswith(("INSERT", "EXPLAIN")):
-            statements.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
-        with database.engine.connect() as connection:
-            step(connection, database.tables, *args, **options)
-            event.remove(database.engine, "before_cursor_execute", note)
-            # What it changed would be in the way of another run.
-            connection.rollback()
-            return [_plan(connection, f"{explain} {each}", values) for each, values in statements]
-    finally:
-        if event.contains(database.engine, "before_cursor_execute", note):
-            event.remove(database.engine, "before_cursor_execute", note)
+    with statements_of(database, step, *args, **options) as (connection, statements):
+        return [_plan(connection, f"{explain} {each}", values) for each, values in statements]
 
 
 def _plan(connection: Connection, statement: str, parameters: Any) -> str:

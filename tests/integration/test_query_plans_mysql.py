@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal, messages, transitions, workers
 from tests.factories import Database, new_envelope, open_database
+from tests.integration.statements import statements_of
 from tests.servers.mariadb import Mariadb
 
 pytestmark = pytest.mark.once
@@ -58,26 +59,11 @@ def plans(
     database: Database, step: Callable[..., Any], *args: Any, **options: Any
 ) -> list[list[Any]]:
     """Return how the server would run each statement of a function of the store: its tables."""
-    statements = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if not statement.startswith("INSERT"):
-            statements.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
-        with database.engine.connect() as connection:
-            step(connection, database.tables, *args, **options)
-            event.remove(database.engine, "before_cursor_execute", note)
-            # What it changed would be in the way of another run.
-            connection.rollback()
-            return [
-                list(connection.exec_driver_sql(f"EXPLAIN {each}", values).mappings())
-                for each, values in statements
-            ]
-    finally:
-        if event.contains(database.engine, "before_cursor_execute", note):
-            event.remove(database.engine, "before_cursor_execute", note)
+    with statements_of(database, step, *args, **options) as (connection, statements):
+        return [
+            list(connection.exec_driver_sql(f"EXPLAIN {each}", values).mappings())
+            for each, values in statements
+        ]
 
 
 def test_due_messages_are_claimed_by_their_index_in_its_order(database: Database):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
-import signal
-import subprocess
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from sqlalchemy.pool import NullPool
 from tests.processes import ProcessGroup
 from tests.servers.install import find_or_install
 from tests.servers.ports import free_port
-from tests.servers.startup import wait_until_ready
+from tests.servers.sql_server import SqlServer, run_as, unprivileged_user
 from tests.watchdog import Watchdog
 
 VARIABLE = "OUTBOX_TEST_MARIADB_URL"
@@ -37,23 +33,10 @@ SETTINGS = {
 }
 
 
-class Mariadb:
-    """A server in which each test has a database of its own.
+class Mariadb(SqlServer):
+    """A server in which each test has a database of its own."""
 
-    :param url: of a database whose user may create databases.
-    :param process: the server, when it is a private one.
-    :param run: starts a private one.
-    """
-
-    def __init__(
-        self,
-        url: URL,
-        process: ProcessGroup | None = None,
-        run: Callable[[], ProcessGroup] | None = None,
-    ) -> None:
-        self.url = url
-        self.process = process
-        self._run = run
+    NAME = "MariaDB"
 
     @classmethod
     def start(cls, watchdog: Watchdog, *, private: bool = False) -> Mariadb:
@@ -66,13 +49,15 @@ class Mariadb:
         if named and not private:
             return cls(make_url(named))
         programs = find_or_install(_find_programs, package="mariadb-server", variable=VARIABLE)
-        user = _unprivileged_user()
+        user = unprivileged_user("mysql")
         folder = Path(tempfile.mkdtemp(prefix="outbox-mariadb-", dir="/tmp"))
         watchdog.watch_folder(folder)
         if user:
             shutil.chown(folder, user)
         data = folder / "data"
-        _create_cluster(programs["mariadb-install-db"], data, user)
+        create = [programs["mariadb-install-db"], "--no-defaults", f"--datadir={data}"]
+        create += ["--auth-root-authentication-method=normal"]
+        run_as(user, [*create, "--skip-test-db", "--skip-name-resolve"], folder)
         port = free_port()
         places = {
             "datadir": str(data),
@@ -90,15 +75,9 @@ class Mariadb:
             user=user,
         )
         url = URL.create("mariadb+pymysql", "root", None, "127.0.0.1", port, "mysql")
-        server = cls(url, run=run)
+        server = cls(url, run)
         server.start_again()
         return server
-
-    def start_again(self) -> None:
-        """Start a private server, after :meth:`stop` with what it had stored."""
-        assert self._run is not None, "it is not a private server"
-        self.process = self._run()
-        wait_until_ready("MariaDB", self.process, self._answers)
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its SQLAlchemy URL."""
@@ -107,8 +86,7 @@ class Mariadb:
 
     def drop_database(self, name: str) -> None:
         """Drop a database, after ending the connections that are open to it."""
-        for number in self.connections(name):
-            self._execute(f"KILL {number}", harmless="Unknown thread id")
+        self.kill_connections(name)
         self._execute(f"DROP DATABASE IF EXISTS `{name}`")
 
     def connections(self, name: str) -> list[int]:
@@ -133,59 +111,8 @@ class Mariadb:
         self._execute(f"SET GLOBAL {name} = {value}")
         return before
 
-    def stop(self) -> None:
-        """End a private server; leave any other alone."""
-        if self.process is not None:
-            self.process.send(signal.SIGTERM)
-            try:
-                self.process.wait(timeout=30)
-            finally:
-                self.process.kill()
-
-    def _execute(self, statement: str, *, harmless: str = "") -> None:
-        engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-        with engine.connect() as connection:
-            try:
-                connection.exec_driver_sql(statement)
-            except Exception as error:
-                if not harmless or harmless not in str(error):
-                    raise
-
-    def _answers(self) -> bool:
-        self._execute("SELECT 1")
-        return True
-
 
 def _find_programs() -> dict[str, str] | None:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/bin"])
     found = {name: shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db")}
     return {name: place for name, place in found.items() if place} if all(found.values()) else None
-
-
-def _unprivileged_user() -> str | None:
-    """MariaDB refuses to run as root; return the user to run it as, or None for the own one."""
-    if os.geteuid() != 0:
-        return None
-    names = {entry.pw_name for entry in pwd.getpwall()}
-    return "mysql" if "mysql" in names else "nobody"
-
-
-def _create_cluster(program: str, data: Path, user: str | None) -> None:
-    entry = pwd.getpwnam(user) if user else None
-    done = subprocess.run(
-        [
-            *(program, "--no-defaults", f"--datadir={data}", "--skip-test-db"),
-            *("--auth-root-authentication-method=normal", "--skip-name-resolve"),
-        ],
-        user=entry.pw_uid if entry else None,
-        group=entry.pw_gid if entry else None,
-        extra_groups=[] if entry else None,
-        cwd=data.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"mariadb-install-db failed:\n{done.stdout}")

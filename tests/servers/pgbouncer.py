@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from tests.processes import ProcessGroup
 from tests.servers.install import find_or_install
 from tests.servers.ports import free_port
-from tests.servers.postgresql import _open_folder, _unprivileged_user
+from tests.servers.sql_server import open_folder, unprivileged_user
 from tests.servers.startup import wait_until_ready
 from tests.watchdog import Watchdog
 
@@ -38,7 +38,7 @@ class Pgbouncer:
         """
         program = find_or_install(_find_program, package="pgbouncer", variable="PATH")
         target = make_url(url)
-        folder = Path(tempfile.mkdtemp(prefix="outbox-pgbouncer-", dir=_open_folder()))
+        folder = Path(tempfile.mkdtemp(prefix="outbox-pgbouncer-", dir=open_folder()))
         watchdog.watch_folder(folder)
         port = free_port()
         users = folder / "users.txt"
@@ -56,7 +56,7 @@ class Pgbouncer:
             f"pool_mode = {mode}\n"
             f"default_pool_size = {connections}\n"
         )
-        user = _unprivileged_user()
+        user = unprivileged_user("postgres")
         if user:
             for path in (folder, users, configuration):
                 shutil.chown(path, user)

@@ -11,7 +11,7 @@ from tests.wait import eventually
 def wait_until_ready(
     name: str, process: ProcessGroup, answers: Callable[[], bool], *, deadline: float = 60.0
 ) -> None:
-    """Wait until ``answers`` returns True.
+    """Wait until ``answers`` returns True; end a server that does not come to that.
 
     :param name: the server's name, for the message.
     :param deadline: in seconds.
@@ -24,5 +24,9 @@ def wait_until_ready(
     def failure() -> str:
         return f"{name} did not start; its log:\n{process.tail()}\n"
 
-    eventually(ready, deadline=deadline, message=failure)
-    assert process.alive, failure()
+    try:
+        eventually(ready, deadline=deadline, message=failure)
+        assert process.alive, failure()
+    except AssertionError:
+        process.kill()
+        raise
