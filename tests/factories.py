@@ -29,10 +29,11 @@ from celery_outbox.store import (
 )
 from celery_outbox.store import job as jobs
 from celery_outbox.store.clock import db_after
-from celery_outbox.store.engine import open_engine, retry_transaction
+from celery_outbox.store.engine import open_engine
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
+from celery_outbox.store.rerun import retry_transaction
 from celery_outbox.store.schema import Tables, build_tables
 
 #: Nothing listens on port 1.

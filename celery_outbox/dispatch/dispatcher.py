@@ -37,8 +37,8 @@ from celery_outbox.queues import is_rabbitmq
 from celery_outbox.store import messages, publishing
 from celery_outbox.store.clock import db_after
 from celery_outbox.store.database import Database
-from celery_outbox.store.engine import is_transient
 from celery_outbox.store.messages import Message
+from celery_outbox.store.rerun import is_transient
 
 logger = logging.getLogger("celery_outbox.dispatch")
 

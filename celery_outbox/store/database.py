@@ -16,9 +16,9 @@ from celery_outbox.exceptions import ConfigurationError, SchemaMissing, WrongDat
 from celery_outbox.store import install
 from celery_outbox.store.buffer import Buffers
 from celery_outbox.store.dialects import SMALL, check_room, is_mysql
-from celery_outbox.store.engine import again, retry_transaction
 from celery_outbox.store.limits import Limits
 from celery_outbox.store.place import same_place
+from celery_outbox.store.rerun import again, retry_transaction
 from celery_outbox.store.schema import Tables
 
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from celery_outbox.log import log_event
-from celery_outbox.store.engine import is_transient
+from celery_outbox.store.rerun import is_transient
 
 Result = TypeVar("Result")
 

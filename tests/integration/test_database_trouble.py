@@ -11,14 +11,9 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from celery_outbox import ConfigurationError, Outbox
 from celery_outbox.core.states import State
-from celery_outbox.store.engine import (
-    begin_immediate,
-    is_transient,
-    open_engine,
-    retry_transaction,
-    write_transaction,
-)
+from celery_outbox.store.engine import begin_immediate, open_engine, write_transaction
 from celery_outbox.store.recording import record
+from celery_outbox.store.rerun import is_transient, retry_transaction
 from tests.factories import Database, add_task, make_app, new_job, open_database
 from tests.processes import Processes
 from tests.wait import eventually

@@ -17,7 +17,8 @@ from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
 from celery_outbox.store import dialects, install, messages, recording
 from celery_outbox.store import job as jobs
-from celery_outbox.store.engine import is_transient, retry_transaction, transactional
+from celery_outbox.store.engine import transactional
+from celery_outbox.store.rerun import is_transient, retry_transaction
 from tests.factories import (
     Database,
     add_task,
