@@ -21,7 +21,7 @@ from celery_outbox.core.retry import RetryIn, RetryPolicy, after_failure
 from celery_outbox.core.states import State
 from celery_outbox.log import log_event
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, locks, messages, quarantining, transitions
+from celery_outbox.store import journal, locks, quarantining, republishing, transitions
 from celery_outbox.store.database import Database
 from celery_outbox.store.job import Job
 
@@ -229,7 +229,7 @@ class Maintenance:
         many as the queue still holds are left alone.
         """
         after = self._republish_after
-        queues = self._as_holder(lambda c: messages.unclaimed_queues(c, self._tables, after))
+        queues = self._as_holder(lambda c: republishing.unclaimed_queues(c, self._tables, after))
         for queue, waiting in queues:
             depth = None if queue is None else self._queue_depth(queue)
             if queue is not None and depth is None:
@@ -242,7 +242,7 @@ class Maintenance:
                 missing = missing - count if count == BATCH else 0
 
     def _publish_again(self, connection: Connection, queue: str | None, limit: int) -> int:
-        ids = messages.publish_again(
+        ids = republishing.publish_again(
             connection, self._tables, queue, after=self._republish_after, limit=limit
         )
         self._note_republished(connection, ids)

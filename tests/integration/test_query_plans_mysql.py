@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, messages, transitions, workers
+from celery_outbox.store import journal, messages, republishing, transitions, workers
 from tests.factories import Database, new_envelope, open_database
 from tests.integration.statements import statements_of
 from tests.servers.mariadb import Mariadb
@@ -124,11 +124,11 @@ def test_a_transition_reads_one_row_by_its_id(database: Database):
     assert [table["key"] for table in dropped] == ["ix_outbox_message_job"]
 
 
-@pytest.mark.parametrize("step", [messages.publish_again, messages.unclaimed_queues])
+@pytest.mark.parametrize("step", [republishing.publish_again, republishing.unclaimed_queues])
 def test_a_look_for_lost_messages_passes_over_what_has_ended(database: Database, step):
     options = (
         {"queue": "celery", "after": 3600, "limit": 100}
-        if step is messages.publish_again
+        if step is republishing.publish_again
         else {"after": 3600}
     )
     plan = plans(database, step, **options)[0]
