@@ -45,8 +45,8 @@ class Boundary:
 
 
 def _batch(arguments: tuple[Any, ...]) -> Collection[str]:
-    """``Dispatcher._sort_out(self, batch, claim)`` and ``Dispatcher._settle(self, batch, ...)``."""
-    return [message.job_id for message in arguments[1]]
+    """Methods of the dispatcher's ``Batch``."""
+    return [message.job_id for message in arguments[0].messages]
 
 
 def _attempt(arguments: tuple[Any, ...]) -> Collection[str]:
@@ -106,11 +106,9 @@ BOUNDARIES: dict[str, Boundary] = {
     "record.after_commit": Boundary(
         "celery_outbox.record.recorder:Recorder._write", True, _recorded
     ),
-    "dispatch.after_claim": Boundary(
-        "celery_outbox.dispatch.dispatcher:Dispatcher._sort_out", False, _batch
-    ),
+    "dispatch.after_claim": Boundary("celery_outbox.dispatch.batch:Batch.sort_out", False, _batch),
     "dispatch.before_publish": Boundary(
-        "celery_outbox.dispatch.dispatcher:Dispatcher._sort_out", True, _batch
+        "celery_outbox.dispatch.batch:Batch.sort_out", True, _batch
     ),
     # With its neighbours in the batch sent, as far as they come before it.
     "dispatch.mid_batch": Boundary(
@@ -125,12 +123,8 @@ BOUNDARIES: dict[str, Boundary] = {
         False,
         lambda arguments: [arguments[1].headers["id"]],
     ),
-    "dispatch.before_mark": Boundary(
-        "celery_outbox.dispatch.dispatcher:Dispatcher._settle", False, _batch
-    ),
-    "dispatch.after_mark": Boundary(
-        "celery_outbox.dispatch.dispatcher:Dispatcher._settle", True, _batch
-    ),
+    "dispatch.before_mark": Boundary("celery_outbox.dispatch.batch:Batch.settle", False, _batch),
+    "dispatch.after_mark": Boundary("celery_outbox.dispatch.batch:Batch.settle", True, _batch),
     "execute.on_delivery": Boundary(
         "celery_outbox.execute.guard:Guard.trace", False, lambda arguments: [arguments[3]]
     ),

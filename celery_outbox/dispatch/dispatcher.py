@@ -10,34 +10,28 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from celery import Celery
 from celery.utils.nodenames import gethostname
 from kombu import Queue
 from kombu.serialization import prepare_accept_content
-from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.config import Config
 from celery_outbox.core.backoff import Backoff
-from celery_outbox.core.dispatching import Obsolete, Overdue, Postpone, Publish, plan
-from celery_outbox.core.reasons import Reason
 from celery_outbox.dispatch.amqp import AmqpPublisher
+from celery_outbox.dispatch.batch import Batch, Pass
 from celery_outbox.dispatch.kombu import KombuPublisher
 from celery_outbox.dispatch.publisher import Outcome, Publisher, Report
 from celery_outbox.dispatch.wakeup import Wakeup, open_wakeup
-from celery_outbox.dispatch.wire import JSON, Wire, build
+from celery_outbox.dispatch.wire import JSON
 from celery_outbox.exceptions import SchemaError
 from celery_outbox.log import cause as describe
 from celery_outbox.log import log_event
 from celery_outbox.queues import is_rabbitmq
-from celery_outbox.store import messages, publishing
-from celery_outbox.store.clock import db_after
+from celery_outbox.store import messages
 from celery_outbox.store.database import Database
-from celery_outbox.store.messages import Message
 from celery_outbox.store.rerun import is_transient
 
 logger = logging.getLogger("celery_outbox.dispatch")
@@ -46,31 +40,6 @@ logger = logging.getLogger("celery_outbox.dispatch")
 FIRST_PAUSE = 0.2
 #: Seconds that an idle dispatcher waits at least.
 SHORTEST_WAIT = 0.02
-#: Seconds after which a message that the broker would not take this time is sent again.
-NACK_DELAY = 5.0
-
-_REASONS = {
-    Outcome.UNROUTABLE: Reason.UNROUTABLE,
-    Outcome.TOO_LARGE: Reason.TOO_LARGE,
-    Outcome.UNPUBLISHABLE: Reason.UNPUBLISHABLE,
-}
-
-
-@dataclass
-class Pass:
-    """What one batch came to.
-
-    Attributes:
-        claimed: rows that were taken.
-        published: rows that the broker confirmed and the database marked.
-        refused: rows whose job went to quarantine.
-        outage: why the broker could not be used, or ``None``.
-    """
-
-    claimed: int = 0
-    published: int = 0
-    refused: int = 0
-    outage: BaseException | None = None
 
 
 class Maintainer(Protocol):
@@ -231,7 +200,7 @@ class Dispatcher:
                 again when the dispatcher's lease ends.
         """
         claim = f"{self.name}:{next(self._claims)}"
-        batch = self._database.write(
+        claimed = self._database.write(
             lambda connection: messages.claim(
                 connection,
                 self._tables,
@@ -240,113 +209,13 @@ class Dispatcher:
                 limit=self._config.dispatch_batch,
             )
         )
-        if not batch:
+        if not claimed:
             return Pass()
-        wires, broken = self._sort_out(batch, claim)
+        batch = Batch(self._database, claimed, claim, self.name, self._config.backoff_max)
+        wires, broken = batch.sort_out(self._quarantine, self._accepts_json)
         report = self._ready_publisher().publish(wires) if wires else Report()
         report.outcomes.update(dict.fromkeys(broken, Outcome.UNPUBLISHABLE))
-        return self._settle(batch, wires, report, claim)
-
-    def _sort_out(self, batch: Sequence[Message], claim: str) -> tuple[list[Wire], list[int]]:
-        """The messages to send, and the rows that cannot be read; the rest is settled here."""
-        wires: list[Wire] = []
-        broken: list[int] = []
-        aside: list[tuple[Message, Obsolete | Postpone | Overdue]] = []
-        for message in batch:
-            step = plan(
-                is_copy=message.kind == messages.QUARANTINE,
-                state=message.state,
-                leased_until=message.leased_until,
-                expires_at=message.expires_at,
-                now=message.now,
-            )
-            if not isinstance(step, Publish):
-                aside.append((message, step))
-                continue
-            try:
-                wires.append(build(message, self._quarantine, self._accepts_json))
-            except (ValueError, TypeError, KeyError, AttributeError):
-                log_event(
-                    logger,
-                    logging.ERROR,
-                    "outbox.unreadable_row",
-                    exc_info=True,
-                    job=message.job_id,
-                )
-                broken.append(message.id)
-        if aside:
-            self._database.write(lambda connection: self._set_aside(connection, aside, claim))
-        return wires, broken
-
-    def _set_aside(
-        self,
-        connection: Connection,
-        aside: Sequence[tuple[Message, Obsolete | Postpone | Overdue]],
-        claim: str,
-    ) -> None:
-        for message, step in aside:
-            if isinstance(step, Postpone):
-                # One row that waits for the end of a lease is enough.
-                if messages.has_pending(connection, self._tables, message.job_id):
-                    messages.drop(connection, self._tables, [message.id], claim)
-                else:
-                    messages.release(
-                        connection, self._tables, [message.id], claim, due_at=step.until
-                    )
-            elif isinstance(step, Overdue):
-                publishing.expire(connection, self._tables, message, claim, actor=self.name)
-            else:
-                messages.drop(connection, self._tables, [message.id], claim)
-
-    def _settle(
-        self, batch: Sequence[Message], wires: Sequence[Wire], report: Report, claim: str
-    ) -> Pass:
-        done = Pass(claimed=len(batch), outage=report.outage)
-        by_outcome: dict[Outcome, list[Message]] = {}
-        undecided: list[Message] = []
-        sent = {wire.id for wire in wires} | set(report.outcomes)
-        for message in batch:
-            if message.id not in sent:
-                continue
-            outcome = report.outcomes.get(message.id)
-            if outcome is None:
-                undecided.append(message)
-            else:
-                by_outcome.setdefault(outcome, []).append(message)
-        confirmed = by_outcome.pop(Outcome.CONFIRMED, [])
-        if confirmed:
-            marked = self._database.write(
-                lambda c: publishing.mark(c, self._tables, confirmed, claim, actor=self.name)
-            )
-            done.published = len(marked)
-            log_event(logger, logging.INFO, "outbox.published", count=len(marked))
-        self._give_back(undecided, claim, 0.0)
-        self._give_back(by_outcome.pop(Outcome.NACKED, []), claim, NACK_DELAY)
-        for outcome, refused in by_outcome.items():
-            for message in refused:
-                self._refuse(message, _REASONS[outcome], claim)
-                done.refused += 1
-        return done
-
-    def _give_back(self, undecided: Sequence[Message], claim: str, delay: float) -> None:
-        if not undecided:
-            return
-        ids = [message.id for message in undecided]
-        self._database.write(
-            lambda c: messages.release(c, self._tables, ids, claim, due_at=db_after(delay))
-        )
-        if delay:
-            log_event(logger, logging.WARNING, "outbox.nacked", count=len(ids))
-
-    def _refuse(self, message: Message, reason: Reason, claim: str) -> None:
-        log_event(logger, logging.ERROR, "outbox.refused", job=message.job_id, reason=str(reason))
-        if message.kind == messages.QUARANTINE:
-            # The job is in quarantine already; its copy waits until the broker takes it.
-            self._give_back([message], claim, self._config.backoff_max)
-            return
-        self._database.write(
-            lambda c: publishing.refuse(c, self._tables, message, reason, claim, actor=self.name)
-        )
+        return batch.settle(wires, report)
 
     def _idle_seconds(self, maintain_at: float) -> float:
         """How long to wait when nothing is due: until something is, or may be."""

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from celery_outbox import Outbox
-from celery_outbox.dispatch.dispatcher import Dispatcher, Pass
+from celery_outbox.dispatch.batch import Pass
+from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.dispatch.publisher import Outcome, Report
 from celery_outbox.dispatch.wire import Wire
 from celery_outbox.operate.maintenance import Maintenance
