@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +17,8 @@ from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError, OutboxError
 from celery_outbox.operate.daemon import until_signalled
 from celery_outbox.operate.logs import log_to_stderr
-from celery_outbox.operate.status import JobStatus, QuarantineEntry, as_plain
+from celery_outbox.operate.printing import answers, print_fields, print_json, print_rows
+from celery_outbox.operate.status import QuarantineEntry, as_plain
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 LIMIT = click.option(
@@ -90,7 +90,7 @@ def init(outbox: Outbox, as_json: bool) -> None:
     """Make the outbox tables; safe to repeat."""
     made = outbox.init()
     if as_json:
-        _print_json({"made": made})
+        print_json({"made": made})
         return
     click.echo("The outbox tables are ready." if made else "The outbox tables were there already.")
 
@@ -110,7 +110,7 @@ def dispatch(outbox: Outbox, once: bool, loglevel: str, as_json: bool) -> None:
         return
     if as_json:
         outage = None if done.outage is None else type(done.outage).__name__
-        _print_json({"published": done.published, "refused": done.refused, "outage": outage})
+        print_json({"published": done.published, "refused": done.refused, "outage": outage})
     else:
         click.echo(f"published {done.published}, refused {done.refused}")
     if done.outage is not None:
@@ -127,7 +127,7 @@ def maintain(outbox: Outbox, as_json: bool) -> None:
     expired. A running dispatcher does all this by itself."""
     done = outbox.maintenance.run()
     if as_json:
-        _print_json(asdict(done))
+        print_json(asdict(done))
         return
     if done.left_to is not None:
         click.echo(f"Nothing to do: {done.left_to} does the maintenance.")
@@ -143,10 +143,9 @@ def status(outbox: Outbox, job_id: str, as_json: bool) -> None:
     """Where is JOB_ID: recorded, published, deliveries, result, why stopped."""
     job = outbox.job(job_id)
     if as_json:
-        _print_json(job.as_json())
+        print_json(job.as_json())
         return
-    for label, value in _answers(job):
-        click.echo(f"{label:<12}{value}")
+    print_fields(answers(job))
 
 
 @command("journal")
@@ -155,7 +154,7 @@ def status(outbox: Outbox, job_id: str, as_json: bool) -> None:
 def journal(outbox: Outbox, job_id: str, as_json: bool) -> None:
     """Everything that happened to JOB_ID, oldest first."""
     events = [as_plain(asdict(event)) for event in outbox.control.journal(job_id)]
-    _print_rows(
+    print_rows(
         events, ("at", "event", "state", "attempt", "reason", "error_code", "actor"), as_json
     )
 
@@ -172,7 +171,7 @@ def list_jobs(outbox: Outbox, older_than: float | None, as_json: bool, **filters
     """The newest jobs, newest first."""
     age = None if older_than is None else timedelta(seconds=older_than)
     found = [job.as_json() for job in outbox.control.find(older_than=age, **filters)]
-    _print_rows(found, ("id", "task", "queue", "state", "attempt", "recorded_at"), as_json)
+    print_rows(found, ("id", "task", "queue", "state", "attempt", "recorded_at"), as_json)
 
 
 @command("cancel")
@@ -210,7 +209,7 @@ def quarantine_command(name: str) -> Callable[[Callable[..., Any]], Callable[...
 def quarantine_list(outbox: Outbox, as_json: bool, **filters: Any) -> None:
     """The newest jobs in quarantine, newest first."""
     found = [entry.as_json() for entry in outbox.control.quarantined(**filters)]
-    _print_rows(found, ("id", "task", "queue", "reason", "error_code", "attempt", "at"), as_json)
+    print_rows(found, ("id", "task", "queue", "reason", "error_code", "attempt", "at"), as_json)
 
 
 @quarantine_command("show")
@@ -220,10 +219,9 @@ def quarantine_show(outbox: Outbox, job_id: str, as_json: bool) -> None:
     """Why JOB_ID is in quarantine."""
     entry: QuarantineEntry = outbox.control.quarantine_entry(job_id)
     if as_json:
-        _print_json(entry.as_json())
+        print_json(entry.as_json())
         return
-    for label, value in entry.as_json().items():
-        click.echo(f"{label:<12}{_cell(value)}")
+    print_fields(entry.as_json().items())
 
 
 @quarantine_command("replay")
@@ -262,66 +260,6 @@ def _each(
         if not as_json:
             click.echo(f"{job_id} {done}.")
     if as_json:
-        _print_json(results)
+        print_json(results)
     if any("error" in result for result in results):
         raise click.exceptions.Exit(1)
-
-
-def _answers(job: JobStatus) -> list[tuple[str, str]]:
-    """The five questions, and what else is known."""
-    stopped = "-"
-    if job.reason is not None:
-        stopped = f"{job.reason} ({job.error_code or 'no error code'})"
-    elif job.state == str(State.RETRYING):
-        stopped = f"it has not: next attempt {job.available_at.isoformat()} after {job.error_code}"
-    lease = "-"
-    if job.lease is not None:
-        lease = f"{job.lease.by} until {job.lease.until.isoformat()} (token {job.lease.token})"
-    result = "none"
-    if job.state == str(State.SUCCEEDED) and job.finished_at is not None:
-        result = f"stored {job.finished_at.isoformat()}"
-    return [
-        ("job", f"{job.id} ({job.task})"),
-        ("state", job.state),
-        ("recorded", _cell(job.recorded_at.isoformat())),
-        ("published", _published(job)),
-        ("deliveries", f"{job.deliveries} (attempt {job.attempt} of {job.max_attempts})"),
-        ("result", result + (f", key {job.result_key}" if job.result_key else "")),
-        ("why stopped", stopped),
-        ("lease", lease),
-        ("queue", _cell(job.queue)),
-    ]
-
-
-def _published(job: JobStatus) -> str:
-    if job.published_at is not None:
-        return job.published_at.isoformat()
-    # Of a client without the outbox; or its dispatcher died between the confirm and the mark.
-    if job.deliveries:
-        return "not marked, but delivered"
-    if job.state in (str(State.QUEUED), str(State.RETRYING)):
-        return f"not yet, due {job.available_at.isoformat()}"
-    return "never"
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
-def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str], as_json: bool) -> None:
-    if as_json:
-        _print_json(rows)
-        return
-    cells = [[_cell(row[column]) for column in columns] for row in rows]
-    widths = [
-        max([len(column), *(len(line[index]) for line in cells)])
-        for index, column in enumerate(columns)
-    ]
-    for line in [list(columns), *cells]:
-        click.echo(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else str(value)
