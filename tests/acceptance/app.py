@@ -128,6 +128,13 @@ def wait_once(self: Any, name: str, seconds: float = 30.0) -> str:
     return _wait_for(self, name, seconds)
 
 
+@task(name="shop.refuse_after")
+def refuse_after(self: Any, name: str) -> None:
+    """Run until a file appears, and fail with an error that will not pass."""
+    _wait_for(self, name)
+    raise PermanentError(name)
+
+
 payments = Table(
     "payments",
     MetaData(),
