@@ -59,10 +59,10 @@ def quarantine_queue(app: Celery, config: Config) -> Queue:
 def outbox_queue(app: Celery, config: Config, name: str, **options: Any) -> Queue:
     """A durable queue whose rejected messages go to the quarantine queue (on RabbitMQ).
 
-    A quorum queue where Celery can consume one, unless the options name another type, or ask for
-    what only a classic queue has. It dead-letters at least once, which needs ``reject-publish``
-    (RabbitMQ documentation, "Quorum Queues", section "Dead Lettering"); a classic queue refuses
-    these arguments.
+    A quorum queue where Celery can consume one, unless the options name another type, or they or
+    ``task_queue_max_priority`` ask for what only a classic queue has. It dead-letters at least
+    once, which needs ``reject-publish`` (RabbitMQ documentation, "Quorum Queues", section "Dead
+    Lettering"); a classic queue refuses these arguments.
     """
     options.setdefault("durable", True)
     own = options.pop("queue_arguments", None) or {}
@@ -72,7 +72,9 @@ def outbox_queue(app: Celery, config: Config, name: str, **options: Any) -> Queu
             "x-dead-letter-exchange": config.quarantine_queue,
             "x-dead-letter-routing-key": config.quarantine_queue,
         }
-        if _wants_quorum(own, options):
+        # Celery adds it to the arguments of every queue.
+        priorities = {"max_priority": app.conf.task_queue_max_priority}
+        if _wants_quorum(own, {**priorities, **options}):
             arguments |= {
                 "x-queue-type": "quorum",
                 "x-dead-letter-strategy": "at-least-once",

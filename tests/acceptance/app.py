@@ -119,6 +119,13 @@ def wait_once(self: Any, name: str, seconds: float = 30.0) -> str:
     return _wait_for(self, name, seconds)
 
 
+@task(name="shop.refuse_after")
+def refuse_after(self: Any, name: str) -> None:
+    """Run until a file appears, and fail with an error that will not pass."""
+    _wait_for(self, name)
+    raise PermanentError(name)
+
+
 payments = Table(
     "payments",
     MetaData(),
@@ -137,6 +144,15 @@ def pay(self: Any, wait_for: str | None = None, letter: bool = True) -> str:
     if wait_for is not None:
         wait_for_file(FOLDER / wait_for, 30.0)
     return "paid"
+
+
+@task(name="shop.find_payment", max_attempts=1)
+def find_payment(self: Any, number: int) -> str:
+    """Look for the row of which the call's transaction has told."""
+    note_run(self.request.id)
+    with outbox.engine.connect() as connection:
+        found = payments.select().where(payments.c.id == number)
+        return str(connection.execute(found).one().job)
 
 
 @task(name="shop.insist", max_retries=5)

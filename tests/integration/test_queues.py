@@ -10,9 +10,17 @@ from kombu import Connection
 
 from celery_outbox import Outbox
 from celery_outbox.queues import consumes_quorum_queues
+from tests.servers.rabbitmq import RabbitmqApi
 from tests.wait import eventually
 
 DEFAULT = "quorum" if consumes_quorum_queues() else "classic"
+
+
+def make(rabbitmq_url: str, **settings: Any) -> Outbox:
+    """An outbox for which no server but the broker is needed."""
+    app = Celery("shop", broker=rabbitmq_url, task_cls="celery_outbox:OutboxTask")
+    app.conf.update(outbox_database_url="sqlite://", **settings)
+    return Outbox(app)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +42,7 @@ DEFAULT = "quorum" if consumes_quorum_queues() else "classic"
 def test_rabbitmq_takes_the_queue_and_dead_letters_what_it_rejects(
     options: dict[str, Any], kind: str, rabbitmq_url: str
 ) -> None:
-    app = Celery("shop", broker=rabbitmq_url, task_cls="celery_outbox:OutboxTask")
-    app.conf.outbox_database_url = "sqlite://"
-    outbox = Outbox(app)
+    outbox = make(rabbitmq_url)
     queue = outbox.queue("work", **options)
 
     assert queue.queue_arguments.get("x-queue-type", "classic") == kind
@@ -50,3 +56,19 @@ def test_rabbitmq_takes_the_queue_and_dead_letters_what_it_rejects(
         copy = eventually(outbox.quarantine_queue(channel).get)
         copy.ack()
     assert copy.payload == "rejected"
+
+
+def test_rabbitmq_takes_the_queues_that_celery_gives_priorities(
+    rabbitmq_url: str, rabbitmq_api: RabbitmqApi
+) -> None:
+    outbox = make(rabbitmq_url, task_queue_max_priority=5)
+    outbox.app.conf.task_queues = [outbox.queue("work")]
+
+    declared = outbox.app.amqp.queues["work"]
+    assert declared.queue_arguments["x-max-priority"] == 5
+    assert outbox.broker_dead_letters("work")
+    with Connection(rabbitmq_url) as connection, connection.channel() as channel:
+        declared(channel).declare()
+        outbox.quarantine_queue(channel).declare()
+    assert rabbitmq_api.kind("work") == "classic"
+    assert rabbitmq_api.kind("outbox.quarantine") == DEFAULT
