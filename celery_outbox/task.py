@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -18,19 +17,22 @@ from celery_outbox.app import Outbox
 from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.core.retry import RetryPolicy
-from celery_outbox.exceptions import ConfigurationError, NotAvailable, NotInJob
+from celery_outbox.exceptions import ConfigurationError, NotInJob
 from celery_outbox.execute.attempt import Attempt
 from celery_outbox.execute.celery_versions import FIXED_OPTIONS
 from celery_outbox.execute.hold import Lease
 from celery_outbox.execute.poison import KeepPoison
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.steps import DeclareQuarantine, Heartbeat
-from celery_outbox.log import log_event
 from celery_outbox.record.payload import culprit
 from celery_outbox.record.result import RecordedResult
-from celery_outbox.task_class import check_class, check_strategy, make_outermost
-
-logger = logging.getLogger("celery_outbox")
+from celery_outbox.task_class import (
+    check_class,
+    check_options,
+    check_strategy,
+    fix_options,
+    make_outermost,
+)
 
 
 class OutboxTask(Task):
@@ -108,15 +110,8 @@ class OutboxTask(Task):
 
     @classmethod
     def _set_up(cls, app: Celery) -> None:
-        """Refuse promises that this version does not keep, instead of ignoring them."""
-        for option in ("irreversible", "exclusive"):
-            if getattr(cls, option, None):
-                raise NotAvailable(
-                    what=f"{option}=... (task {cls.name})",
-                    remedy="Remove it, or install a version that has it.",
-                )
-        cls._check_options()
-        cls._fix_options()
+        check_options(cls)
+        fix_options(cls)
         # Also for apps whose task_cls is another one.
         Outbox.of(app)
         app.steps["worker"].add(Heartbeat)
@@ -124,43 +119,6 @@ class OutboxTask(Task):
         check_class(cls, OutboxTask)
         check_strategy(cls, OutboxTask)
         make_outermost(cls, OutboxTask._run_guarded)
-
-    @classmethod
-    def _check_options(cls) -> None:
-        expected: dict[str, tuple[Any, str]] = {
-            "max_attempts": (int, "a whole number of at least 1"),
-            "retry_policy": (RetryPolicy, "a RetryPolicy"),
-            "permanent_for": (tuple, "a tuple of exception classes"),
-            "retry_for": (tuple, "a tuple of exception classes"),
-            "result_key": (str, "text such as 'reports/{job_id}.csv'"),
-            "transactional": (bool, "True or False"),
-            "derive_child_ids": (bool, "True or False"),
-            "relayed": (bool, "True or False"),
-        }
-        for option, (kind, what) in expected.items():
-            value = getattr(cls, option)
-            wrong = value is not None and not isinstance(value, kind)
-            if wrong or (option == "max_attempts" and value is not None and value < 1):
-                raise ConfigurationError(
-                    setting=f"{option} of task {cls.name}",
-                    problem=f"{value!r} is not {what}",
-                    remedy="",
-                )
-
-    @classmethod
-    def _fix_options(cls) -> None:
-        """Overrule what would lose jobs, or deliver them for ever."""
-        for option, value in FIXED_OPTIONS.items():
-            if getattr(cls, option) != value:
-                log_event(
-                    logger,
-                    logging.WARNING,
-                    "outbox.option_overruled",
-                    task=cls.name,
-                    option=option,
-                    by=value,
-                )
-                setattr(cls, option, value)
 
     # -- calling -----------------------------------------------------------------------
 

@@ -1,15 +1,70 @@
-"""What a user's task class may change, and what would get past the guard unseen."""
+"""What a user's task class may say and change, and what would get past the guard unseen."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from celery import Task
 from kombu.utils.imports import symbol_by_name
 
-from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.core.retry import RetryPolicy
+from celery_outbox.exceptions import ConfigurationError, NotAvailable
+from celery_outbox.execute.celery_versions import FIXED_OPTIONS
+from celery_outbox.log import log_event
+
+logger = logging.getLogger("celery_outbox")
+
+
+def check_options(cls: type[Task]) -> None:
+    """Refuse values that mean nothing, and options that this version does not keep.
+
+    Raises:
+        ConfigurationError: a value is not usable.
+        NotAvailable: the option is a later version's.
+    """
+    for option in ("irreversible", "exclusive"):
+        if getattr(cls, option, None):
+            raise NotAvailable(
+                what=f"{option}=... (task {cls.name})",
+                remedy="Remove it, or install a version that has it.",
+            )
+    expected: dict[str, tuple[Any, str]] = {
+        "max_attempts": (int, "a whole number of at least 1"),
+        "retry_policy": (RetryPolicy, "a RetryPolicy"),
+        "permanent_for": (tuple, "a tuple of exception classes"),
+        "retry_for": (tuple, "a tuple of exception classes"),
+        "result_key": (str, "text such as 'reports/{job_id}.csv'"),
+        "transactional": (bool, "True or False"),
+        "derive_child_ids": (bool, "True or False"),
+        "relayed": (bool, "True or False"),
+    }
+    for option, (kind, what) in expected.items():
+        value = getattr(cls, option)
+        wrong = value is not None and not isinstance(value, kind)
+        if wrong or (option == "max_attempts" and value is not None and value < 1):
+            raise ConfigurationError(
+                setting=f"{option} of task {cls.name}",
+                problem=f"{value!r} is not {what}",
+                remedy="",
+            )
+
+
+def fix_options(cls: type[Task]) -> None:
+    """Overrule what would lose jobs, or deliver them for ever."""
+    for option, value in FIXED_OPTIONS.items():
+        if getattr(cls, option) != value:
+            log_event(
+                logger,
+                logging.WARNING,
+                "outbox.option_overruled",
+                task=cls.name,
+                option=option,
+                by=value,
+            )
+            setattr(cls, option, value)
 
 
 def check_class(cls: type[Task], base: type[Task]) -> None:
