@@ -1,4 +1,4 @@
-"""How every transition of an existing job is written: its state, and its line in the journal."""
+"""How every transition is written: the state of an existing job, and the line in the journal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def note(
     event: Transition | str,
     job_id: str,
     attempt: int,
-    actor: str,
+    actor: str | None,
     *,
     state: State | None = None,
     reason: str | None = None,

@@ -11,9 +11,10 @@ from sqlalchemy import Connection, Float, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_outbox.core.reasons import Reason, Source
-from celery_outbox.core.states import State, Transition
+from celery_outbox.core.states import Transition, target
 from celery_outbox.exceptions import TooLargeForDatabase
 from celery_outbox.store import journal, messages
+from celery_outbox.store.applying import note
 from celery_outbox.store.clock import UTCDateTime, after_now, db_moment, db_now
 from celery_outbox.store.dialects import insert_absent, insert_if_absent, returns_many
 from celery_outbox.store.envelope import Envelope
@@ -64,7 +65,7 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
         Whether it was recorded; ``False``: there is a job with this id already, and nothing
         was written.
     """
-    if not _insert_job(connection, tables, new, State.QUEUED):
+    if not _insert_job(connection, tables, new, Transition.RECORD):
         return False
     due_at: Any = new.available_at
     if isinstance(due_at, timedelta):
@@ -72,8 +73,7 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
         job = tables.job.c
         due_at = select(job.available_at).where(job.id == new.id).scalar_subquery()
     messages.add(connection, tables, new.id, due_at=due_at, wake=due_at is None)
-    line = journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
-    journal.write(connection, tables, [line])
+    note(connection, tables, Transition.RECORD, new.id, 0, actor)
     return True
 
 
@@ -97,12 +97,13 @@ def record_all(
     recorded = [new for new in calls if wanted[new.id] is new and new.id in inserted]
     if recorded:
         wake = any(new.available_at is None for new in recorded)
+        state = target(Transition.RECORD)
         messages.add_all(connection, tables, [new.id for new in recorded], wake=wake)
         journal.write_all(
             connection,
             tables,
             [
-                journal.line(new.id, Transition.RECORD, state=State.QUEUED, attempt=0, actor=actor)
+                journal.line(new.id, Transition.RECORD, state=state, attempt=0, actor=actor)
                 for new in recorded
             ],
         )
@@ -116,10 +117,9 @@ def adopt(connection: Connection, tables: Tables, new: NewJob, *, actor: str) ->
     Returns:
         Whether it was recorded; ``False``: a job with this id exists.
     """
-    if not _insert_job(connection, tables, new, State.QUEUED):
+    if not _insert_job(connection, tables, new, Transition.ADOPT):
         return False
-    line = journal.line(new.id, Transition.ADOPT, state=State.QUEUED, attempt=0, actor=actor)
-    journal.write(connection, tables, [line])
+    note(connection, tables, Transition.ADOPT, new.id, 0, actor)
     return True
 
 
@@ -150,41 +150,41 @@ def record_quarantined(
         "deliveries": 1,
     }
     try:
-        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+        recorded = _insert_job(connection, tables, new, Transition.QUARANTINE, **values)
     except TooLargeForDatabase:
         # Better without its arguments than not at all.
         new = replace(new, body=None)
-        recorded = _insert_job(connection, tables, new, State.QUARANTINED, **values)
+        recorded = _insert_job(connection, tables, new, Transition.QUARANTINE, **values)
     if not recorded:
         return False
     if copy:
         messages.add(connection, tables, new.id, kind=messages.QUARANTINE, wake=True)
-    line = journal.line(
-        new.id,
+    note(
+        connection,
+        tables,
         Transition.QUARANTINE,
-        state=State.QUARANTINED,
-        attempt=0,
-        actor=actor,
+        new.id,
+        0,
+        actor,
         reason=str(reason),
         error_code=error_code,
     )
-    journal.write(connection, tables, [line])
     return True
 
 
 def _insert_job(
-    connection: Connection, tables: Tables, new: NewJob, state: State, **more: Any
+    connection: Connection, tables: Tables, new: NewJob, transition: Transition, **more: Any
 ) -> bool:
-    values = {**_columns(new, state), "available_at": db_moment(new.available_at), **more}
+    values = {**_columns(new, transition), "available_at": db_moment(new.available_at), **more}
     return insert_if_absent(connection, tables.job, values)
 
 
-def _columns(new: NewJob, state: State) -> dict[str, Any]:
+def _columns(new: NewJob, transition: Transition) -> dict[str, Any]:
     return {
         "id": new.id,
         "task": new.task,
         "queue": new.queue,
-        "state": str(state),
+        "state": str(target(transition)),
         "envelope": new.envelope_json or new.envelope.to_json(),
         "body": new.body,
         "relay": int(new.relay),
@@ -202,7 +202,7 @@ def _insert_jobs(connection: Connection, tables: Tables, calls: Sequence[NewJob]
     job = tables.job
     if not returns_many(connection):
         values = [
-            {**_columns(new, State.QUEUED), "available_at": db_moment(new.available_at)}
+            {**_columns(new, Transition.RECORD), "available_at": db_moment(new.available_at)}
             for new in calls
         ]
         return insert_absent(connection, job, values)
@@ -218,5 +218,5 @@ def _insert_jobs(connection: Connection, tables: Tables, calls: Sequence[NewJob]
         moment: Any = new.available_at
         wait = moment.total_seconds() if isinstance(moment, timedelta) else 0.0
         moment = None if isinstance(moment, timedelta) else moment
-        rows.append({**_columns(new, State.QUEUED), "moment": moment, "wait": wait})
+        rows.append({**_columns(new, Transition.RECORD), "moment": moment, "wait": wait})
     return set(connection.execute(statement, rows).scalars())
