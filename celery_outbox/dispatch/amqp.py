@@ -115,14 +115,7 @@ class AmqpPublisher:
             try:
                 self._publish(channel, wire)
             except _ENCODING_ERRORS as error:
-                log_event(
-                    logger,
-                    logging.WARNING,
-                    "outbox.unpublishable",
-                    message=wire.id,
-                    error=type(error).__name__,
-                )
-                self._report.decide(wire, Outcome.UNPUBLISHABLE)
+                self._report.cannot_send(wire, error)
         while self._pending:
             self._drain()
 

@@ -6,7 +6,6 @@ has been accepted.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +16,6 @@ from kombu.exceptions import KombuError, OperationalError
 
 from celery_outbox.dispatch.publisher import Outcome, Report, key_of, to_declare
 from celery_outbox.dispatch.wire import Wire
-from celery_outbox.log import log_event
-
-logger = logging.getLogger("celery_outbox.dispatch")
 
 #: With what Redis begins an error that is not about the command: out of memory, the disk is full, a
 #: replica after a failover, a script that blocks, a cluster that is not whole, a missing login.
@@ -81,14 +77,7 @@ class KombuPublisher:
                     report.outage = error
                     self.close()
                     break
-                log_event(
-                    logger,
-                    logging.WARNING,
-                    "outbox.unpublishable",
-                    message=wire.id,
-                    error=type(error).__name__,
-                )
-                report.decide(wire, Outcome.UNPUBLISHABLE)
+                report.cannot_send(wire, error)
         return report
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from celery_outbox.dispatch.wire import Wire
+from celery_outbox.log import log_event
+
+logger = logging.getLogger("celery_outbox.dispatch")
 
 
 class Outcome(str, Enum):
@@ -44,6 +48,17 @@ class Report:
     def decide(self, wire: Wire, outcome: Outcome) -> None:
         """Note what the broker, or the attempt to send it, has said about a message."""
         self.outcomes[wire.id] = outcome
+
+    def cannot_send(self, wire: Wire, error: Exception) -> None:
+        """Note that a message is such that nobody can send it."""
+        log_event(
+            logger,
+            logging.WARNING,
+            "outbox.unpublishable",
+            message=wire.id,
+            error=type(error).__name__,
+        )
+        self.decide(wire, Outcome.UNPUBLISHABLE)
 
 
 class Publisher(Protocol):

@@ -21,7 +21,6 @@ JSON = "application/json"
 #: Headers that the database has the say in, or that describe a body that is not sent.
 _NOT_SENT = ("expires", "compression")
 
-
 #: What a header of a copy may have, in bytes, and in tables within tables. A name, like every
 #: property, has at most 255 bytes in AMQP; all headers together must fit into one frame.
 _LONGEST_TEXT = 16 * 1024

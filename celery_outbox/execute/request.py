@@ -206,9 +206,8 @@ class OutboxRequest(Request):
     ) -> Any:
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        except (
-            Exception
-        ):  # the result backend and hooks may be anything; the database has the truth
+        except Exception:
+            # The result backend and hooks may be anything; the database has the truth.
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
             return None
 

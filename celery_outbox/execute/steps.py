@@ -23,7 +23,6 @@ from celery_outbox.store.schema import MAX_JOB_ID
 
 logger = logging.getLogger("celery_outbox.execute")
 
-
 #: Seconds that a new pool process waits for a beat at most.
 FORK_PATIENCE = 5.0
 
@@ -60,7 +59,6 @@ class Heartbeat(bootsteps.StartStopStep):
         """Enter the worker, and begin to beat."""
         self._thread = threading.Thread(target=self._run, name="outbox-heartbeat", daemon=True)
         self._thread.start()
-
         # Not with this step: Celery stops it before the pool, whose last jobs need their leases.
         signals.worker_shutdown.connect(self._sign_off)
 
