@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.wait import eventually
 from tests.watchdog import Watchdog
@@ -197,6 +199,24 @@ class Processes:
         """
         name = name or next((part for part in arguments if not part.startswith("-")), "celery")
         return self.python("-m", "celery", "-A", app, *arguments, env=env, cwd=cwd, name=name)
+
+    def answer(self, app: str, *arguments: str, env: Mapping[str, str]) -> Any:
+        """Run ``celery -A app outbox ARGUMENTS --json`` to its end; return what it answered.
+
+        :param env: see :meth:`start`.
+        """
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", app, "outbox", *arguments, "--json"],
+            cwd=REPOSITORY,
+            env=self._environment(env),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        # What it has to say beside is on the standard error stream.
+        return json.loads(done.stdout)
 
     def close(self) -> None:
         """Kill all that are alive, the last one first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_outbox import JobStatus
 from example_project.configuration import FILESYSTEM_TRANSPORT
-from tests.processes import REPOSITORY, Processes, ProcessGroup
+from tests.processes import Processes, ProcessGroup
 from tests.wait import eventually
 
 APP = "tests.acceptance.app"
@@ -108,19 +107,7 @@ class System:
 
     def command(self, *arguments: str) -> Any:
         """Run ``celery outbox ARGUMENTS --json`` to its end; returns what it printed."""
-        argv = [sys.executable, "-m", "celery", "-A", APP, "outbox", *arguments, "--json"]
-        done = subprocess.run(
-            argv,
-            cwd=REPOSITORY,
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        # What it has to say beside is on the standard error stream.
-        return json.loads(done.stdout)
+        return self._processes.answer(APP, *arguments, env=self.environment)
 
     def _with_fault(self, fault: str | None, more: dict[str, str]) -> dict[str, str]:
         environment = {**self.environment, **more}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,17 +86,7 @@ class Site:
 
     def command(self, *arguments: str) -> Any:
         """What a command of the new side answers in JSON."""
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", APP, "outbox", *arguments, "--json"],
-            cwd=REPOSITORY,
-            env={**self._processes._environment({}), **self._environment_of("new", None)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return self._processes.answer(APP, *arguments, env=self._environment_of("new", None))
 
     def _environment_of(self, side: str, queues: str | None) -> dict[str, str]:
         more = {"MOVING_SIDE": side, "MOVING_SETTINGS": json.dumps(self.settings)}
