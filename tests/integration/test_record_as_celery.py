@@ -55,8 +55,10 @@ def test_a_call_reaches_neither_broker_nor_result_backend(
         task = add_task(outbox.app, add)
         ids = [task.delay(1).id, task.apply_async((1,), countdown=5, expires=60).id]
         ids.append(chain(task.s(1), task.s(2)).apply_async().parent.id)
+        ids += [member.id for member in group(task.s(1), task.s(2)).apply_async()]
+        ids += [member.id for member in chord([task.s(1), task.s(2)])(task.si(3)).parent]
         jobs = [Database(outbox.engine, outbox.tables).job(job_id) for job_id in ids]
-    assert [job.state for job in jobs] == [State.QUEUED] * 3
+    assert [job.state for job in jobs] == [State.QUEUED] * 7
 
 
 @pytest.mark.parametrize("of_task", [False, True])
