@@ -163,8 +163,17 @@ def unacknowledged_on_redis(shop: System) -> int:
 
 
 def what_happened(shop: System, job_id: str) -> list[str]:
-    """The journal, without the lines of the dispatcher, which may come late."""
-    return [event for event in shop.events(job_id) if event not in ("published", "copied")]
+    """The journal, without the lines of the dispatcher, which may come late.
+
+    A pool process may die while billiard sees to the end of another one, and before it has read
+    that this one had begun its job. It then gives the job to a third (Celery's
+    ``AsynPool.on_partial_read``): that delivery is deferred, and maintenance takes the attempt
+    back, which nobody else knows to be lost.
+    """
+    of_nobody = ("published", "copied", "deferred")
+    taken_back = {"rescued": "retrying"}
+    events = [event for event in shop.events(job_id) if event not in of_nobody]
+    return [taken_back.get(event, event) for event in events]
 
 
 def journal_of(end: End) -> list[str]:
