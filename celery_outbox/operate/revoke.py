@@ -13,6 +13,7 @@ from celery.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.context import reporting
 from celery_outbox.exceptions import OutboxError
 from celery_outbox.execute.payload import decode_call
 from celery_outbox.log import cause, log_event
@@ -116,8 +117,9 @@ def tell_backend(app: Celery, job: Job) -> None:
             kwargs=call.kwargs,
         )
         task = app.tasks.get(job.task)
-        (app if task is None else task).backend.mark_as_revoked(
-            job.id, "revoked", request=request, store_result=not headers.get("ignore_result")
-        )
+        with reporting(job.id):
+            (app if task is None else task).backend.mark_as_revoked(
+                job.id, "revoked", request=request, store_result=not headers.get("ignore_result")
+            )
     except Exception:  # the result backend may be anything, and the job is cancelled
         log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=job.id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -15,12 +14,11 @@ from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 from sqlalchemy import Connection
 
-from celery_outbox.context import running_job
 from celery_outbox.core.chords import LAST
 from celery_outbox.record.binding import connection_of
+from celery_outbox.record.own_transaction import in_own_transaction
 from celery_outbox.store import chords
 from celery_outbox.store.database import Database
-from celery_outbox.store.patience import patiently
 
 
 class ChordRecorder:
@@ -110,12 +108,7 @@ class ChordRecorder:
                 self._database.ensure_ready(connection)
                 work(connection)
                 return
-        write = partial(self._database.write, work)
-        running = running_job.get()
-        if running is not None and running.settled:
-            patiently(write, timeout=self._database_timeout, what="callback")
-        else:
-            write()
+        in_own_transaction(lambda: self._database.write(work), timeout=self._database_timeout)
 
 
 def chord_of(
