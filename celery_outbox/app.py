@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session, scoped_session
 from celery_outbox import backend, batch, queues
 from celery_outbox.config import Config
 from celery_outbox.context import RunningJob, is_callback, running_job
+from celery_outbox.control_class import revoke_in_the_database
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError, UnusableSession
@@ -30,10 +31,10 @@ from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.log import log_event
-from celery_outbox.operate.control import Control, Revoked
+from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.members import Bounded, Members
-from celery_outbox.operate.revoke import revoke_in_the_database
+from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
@@ -410,10 +411,19 @@ class Outbox:
         """
         self.control.cancel(job_id, self._connection_here(session))
 
-    def revoke(self, task_ids: Iterable[Any]) -> Revoked:
-        """Cancel those of many tasks that are jobs and wait, in the caller's transaction; what
-        ``app.control.revoke`` does before it tells the workers."""
-        return self.control.revoke(task_ids, self._connection_here(None))
+    def revoke(self, task_ids: Sequence[Any], send: Send, *, replies: bool = False) -> Any:
+        """Cancel those of many tasks that are jobs and wait, in the caller's transaction, and tell
+        after its commit; what ``app.control.revoke`` does.
+
+        Arguments:
+            send: tells the workers.
+            replies: their answers are asked for.
+
+        Returns:
+            The answers of the workers that were told already.
+        """
+        connection = self._connection_here(None)
+        return Revoke(self.app, self.control, send).run(task_ids, connection, replies=replies)
 
     def _connection_here(self, session: Any) -> Connection | None:
         for owner in (session, self._used(), self._begun()):
