@@ -322,6 +322,7 @@ class Outbox:
             self.app,
             self.database,
             owners=lambda: self._owners(None),
+            require_transaction=self.config.require_transaction,
             database_timeout=self.config.database_timeout,
         )
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from celery_outbox.core.chords import LAST
 from celery_outbox.record.binding import connection_of
-from celery_outbox.record.own_transaction import in_own_transaction
+from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.store import chords
 from celery_outbox.store.database import Database
 
@@ -28,6 +28,7 @@ class ChordRecorder:
         app: the Celery app.
         database: the outbox tables.
         owners: says whose transaction a call belongs to.
+        require_transaction: refuse chords that come with no transaction.
         database_timeout: seconds for which a callback waits for the database.
     """
 
@@ -37,11 +38,13 @@ class ChordRecorder:
         database: Database,
         *,
         owners: Callable[[], Sequence[Any]],
+        require_transaction: bool,
         database_timeout: float,
     ) -> None:
         self._app = app
         self._database = database
         self._owners = owners
+        self._require_transaction = require_transaction
         self._database_timeout = database_timeout
 
     def begin(self, header: Sequence[Any], body: Any) -> None:
@@ -108,6 +111,7 @@ class ChordRecorder:
                 self._database.ensure_ready(connection)
                 work(connection)
                 return
+        check_allowed("celery.chord", require_transaction=self._require_transaction)
         in_own_transaction(lambda: self._database.write(work), timeout=self._database_timeout)
 
 

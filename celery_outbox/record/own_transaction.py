@@ -6,9 +6,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from celery_outbox.context import is_callback
+from celery_outbox.exceptions import NoTransaction
 from celery_outbox.store.patience import patiently
 
 Result = TypeVar("Result")
+
+
+def check_allowed(task: str, *, require_transaction: bool) -> None:
+    """Check that a call may have a transaction of its own; a callback always may.
+
+    Raises:
+        NoTransaction: it has to come with one.
+    """
+    if require_transaction and not is_callback():
+        raise NoTransaction(task=task)
 
 
 def in_own_transaction(work: Callable[[], Result], *, timeout: float) -> Result:

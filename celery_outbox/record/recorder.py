@@ -17,14 +17,13 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, MissingGreenlet
 from sqlalchemy.orm import Session
 
-from celery_outbox.context import is_callback, running_job
+from celery_outbox.context import running_job
 from celery_outbox.core.result_key import fill_result_key
 from celery_outbox.exceptions import (
     ConfigurationError,
     InvalidDelay,
     InvalidJobId,
     NameTooLong,
-    NoTransaction,
     PayloadTooLarge,
     UnusableSession,
 )
@@ -38,7 +37,7 @@ from celery_outbox.record.binding import (
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
 from celery_outbox.record.chords import chord_of
-from celery_outbox.record.own_transaction import in_own_transaction
+from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.record.payload import explain
 from celery_outbox.record.waiting import Waiting
 from celery_outbox.store.absorbing import absorb
@@ -210,8 +209,7 @@ class Recorder:
             if place is not None:
                 self._record_in(place, new, task, stable)
                 return
-        if self._require_transaction and not is_callback():
-            raise NoTransaction(task=task)
+        check_allowed(task, require_transaction=self._require_transaction)
         in_own_transaction(
             lambda: self._database.write(lambda connection: self._insert(connection, new)),
             timeout=self._database_timeout,

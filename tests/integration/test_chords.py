@@ -15,14 +15,21 @@ from celery.exceptions import TaskRevokedError
 from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
-from celery_outbox import Outbox, PayloadTooLarge, PermanentError, UnserializableArgument, batch
+from celery_outbox import (
+    NoTransaction,
+    Outbox,
+    PayloadTooLarge,
+    PermanentError,
+    UnserializableArgument,
+    batch,
+)
 from celery_outbox.core.chords import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.chords import Chords
 from celery_outbox.store import chords, quarantining, transitions
 from celery_outbox.store import job as jobs
 from celery_outbox.store.schema import Tables
-from tests.factories import Database
+from tests.factories import Database, open_outbox
 from tests.integration.delivering import add_task, again, deliver, raising
 from tests.integration.shop import Shop
 
@@ -290,6 +297,21 @@ def test_a_group_without_a_transaction_that_fails_at_once_leaves_nothing_behind(
     assert shop.recorded.counts() == (0, 0, 0)
     group(shop.part.s(1), shop.part.s(2)).delay()
     assert shop.recorded.counts()[0] == 2
+
+
+def test_a_chord_that_is_refused_without_a_transaction_leaves_nothing_behind(installed_url):
+    with open_outbox(installed_url, init=False, outbox_require_transaction=True) as outbox:
+        shop = Shop(outbox, Database(outbox.engine, outbox.tables))
+        with pytest.raises(NoTransaction, match=r"celery\.chord"):
+            chord([shop.part.s(1), shop.part.s(2)])(shop.body.s())
+        assert (shop.recorded.counts(), shop.chords()) == ((0, 0, 0), [])
+        with Session(outbox.engine) as session, outbox.use(session):
+            chord([shop.part.s(1), shop.part.s(2)])(shop.body.s())
+            session.commit()
+        assert shop.chords() == [("open", 2, 0)]
+        shop.run()
+        shop.run()
+        assert shop.calls == [[1, 2]]
 
 
 @contextmanager
