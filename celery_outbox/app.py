@@ -6,13 +6,14 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery, Task
+from celery._state import get_current_worker_task
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 from kombu import Queue
@@ -21,7 +22,8 @@ from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox import backend, batch, queues
 from celery_outbox.config import Config
-from celery_outbox.context import running_job
+from celery_outbox.context import RunningJob, is_callback, running_job
+from celery_outbox.control_class import revoke_in_the_database
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
 from celery_outbox.exceptions import ConfigurationError, UnusableSession
@@ -29,10 +31,10 @@ from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.log import log_event
-from celery_outbox.operate.control import Control, Revoked
+from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.members import Bounded, Members
-from celery_outbox.operate.revoke import revoke_in_the_database
+from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
@@ -48,6 +50,19 @@ _ATTRIBUTE = "_celery_outbox"
 
 #: Held while an app gets its outbox: two threads must not make two.
 _making = threading.Lock()
+
+
+def _runs_plain_task() -> bool:
+    """Whether a worker runs a task without the outbox here."""
+    task = get_current_worker_task()
+    return task is not None and not task.request.is_eager
+
+
+class _Used(NamedTuple):
+    """A session that calls are recorded in, and the job or report that said so."""
+
+    session: Any
+    by: RunningJob | None
 
 
 class Outbox:
@@ -82,7 +97,7 @@ class Outbox:
         self._engine = engine
         self._session = session
         self._result_store = result_store
-        self._ambient: ContextVar[Any] = ContextVar("outbox_session", default=None)
+        self._ambient: ContextVar[_Used | None] = ContextVar("outbox_session", default=None)
         self._worker_id: str | None = None
         self._has_imported = False
         setattr(app, _ATTRIBUTE, self)
@@ -172,11 +187,21 @@ class Outbox:
         """
         if session is None:
             raise UnusableSession(task="(any)", kind="NoneType", remedy="pass a session")
-        token = self._ambient.set(session)
+        token = self._ambient.set(_Used(session, running_job.get()))
         try:
             yield
         finally:
             self._ambient.reset(token)
+
+    def _used(self) -> Any:
+        """The session of the block of :meth:`use` that is open here, unless a job or a report has
+        begun in it, which has nothing to do with that transaction."""
+        used = self._ambient.get()
+        return used.session if used is not None and used.by is running_job.get() else None
+
+    def _begun(self) -> Any:
+        """The configured session, if a transaction has begun in it, and not before a callback."""
+        return None if is_callback() else begun(self._session)
 
     def write(self, session: Any) -> None:
         """Write the calls recorded in the transaction of ``session``, before it is committed
@@ -196,7 +221,7 @@ class Outbox:
         """A transaction outside a worker's job, for a body that needs one: inside the caller's
         transaction, if there is one, or of its own. Calls made in it are recorded in it.
         """
-        owner = self._ambient.get() or begun(self._session)
+        owner = self._used() or self._begun()
         if isinstance(owner, scoped_session):
             owner = owner()
         if isinstance(owner, Session):
@@ -210,7 +235,7 @@ class Outbox:
 
     def current_session(self) -> Session | None:
         """The session that calls are recorded in here, if it is one of :meth:`use`."""
-        owner = self._ambient.get()
+        owner = self._used()
         if isinstance(owner, scoped_session):
             owner = owner()
         return owner if isinstance(owner, Session) else None
@@ -218,7 +243,7 @@ class Outbox:
     @contextmanager
     def _body_session(self) -> Iterator[Session]:
         """The configured session, or a new one, in which the calls made here are recorded."""
-        found = None if self._session is None else self._session()
+        found = None if self._session is None or is_callback() else self._session()
         if found is None:
             # Objects stay readable after the commit, which is not made by the body.
             with Session(self.engine, expire_on_commit=False) as session, self.use(session):
@@ -263,13 +288,13 @@ class Outbox:
 
     def _owners(self, session: Any) -> tuple[Any, ...]:
         """Whose transaction a call belongs to: the first of these that is there."""
-        running = running_job.get()
-        if running is None:
-            return (session, self._ambient.get(), self._session, self._batch)
-        if running.settled:
+        if is_callback():
             # Celery sends callbacks when the body is over, and nobody would commit for them.
-            return (session, batch.connection_here)
-        return (session, self._ambient.get(), lambda: begun(self._session), self._batch)
+            return (session, self._used(), batch.connection_here)
+        # In a worker no framework commits a session that the body has not touched.
+        in_worker = running_job.get() is not None or _runs_plain_task()
+        configured = self._begun if in_worker else self._session
+        return (session, self._used(), configured, self._batch)
 
     def _batch(self) -> Connection | None:
         # A block of ours is none that the caller has opened.
@@ -297,6 +322,7 @@ class Outbox:
             self.app,
             self.database,
             owners=lambda: self._owners(None),
+            require_transaction=self.config.require_transaction,
             database_timeout=self.config.database_timeout,
         )
 
@@ -386,13 +412,22 @@ class Outbox:
         """
         self.control.cancel(job_id, self._connection_here(session))
 
-    def revoke(self, task_ids: Iterable[Any]) -> Revoked:
-        """Cancel those of many tasks that are jobs and wait, in the caller's transaction; what
-        ``app.control.revoke`` does before it tells the workers."""
-        return self.control.revoke(task_ids, self._connection_here(None))
+    def revoke(self, task_ids: Sequence[Any], send: Send, *, replies: bool = False) -> Any:
+        """Cancel those of many tasks that are jobs and wait, in the caller's transaction, and tell
+        after its commit; what ``app.control.revoke`` does.
+
+        Arguments:
+            send: tells the workers.
+            replies: their answers are asked for.
+
+        Returns:
+            The answers of the workers that were told already.
+        """
+        connection = self._connection_here(None)
+        return Revoke(self.app, self.control, send).run(task_ids, connection, replies=replies)
 
     def _connection_here(self, session: Any) -> Connection | None:
-        for owner in (session, self._ambient.get(), begun(self._session)):
+        for owner in (session, self._used(), self._begun()):
             connection = connection_of(owner, self.tables, "(any)")
             if connection is not None:
                 return connection

@@ -13,6 +13,7 @@ from celery.backends.base import DisabledBackend
 from celery.local import Proxy
 from celery.result import ResultSet
 
+from celery_outbox.context import reporting
 from celery_outbox.record.result import RecordedResult
 
 if TYPE_CHECKING:
@@ -113,11 +114,25 @@ def _adapt(backend: Any, outbox: Callable[[], Outbox]) -> Any:
     backend.on_chord_part_return = on_chord_part_return
     for name, hook in _chord_hooks(outbox).items():
         setattr(backend, name, hook)
+    for name in ("mark_as_failure", "mark_as_revoked", "chord_error_from_stack"):
+        setattr(backend, name, _reporting(getattr(backend, name)))
     if hasattr(backend, "iter_native"):
         backend.iter_native = _after_subscribing(backend.iter_native)
     if isinstance(backend, DisabledBackend) and hasattr(backend, "_fail_chain"):
         backend._fail_chain = _without_states(backend, backend._fail_chain)
     return backend
+
+
+def _reporting(tell: Callable[..., Any]) -> Callable[..., Any]:
+    """What it calls are callbacks, whoever tells of the end: Celery's worker does so for tasks
+    without the outbox."""
+
+    def report(*args: Any, **options: Any) -> Any:
+        ended = args[0] if args else options.get("task_id", options.get("callback"))
+        with reporting(str(getattr(ended, "id", ended))):
+            return tell(*args, **options)
+
+    return report
 
 
 def _after_subscribing(iter_native: Callable[..., Any]) -> Callable[..., Any]:

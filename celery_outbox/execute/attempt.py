@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from celery_outbox.context import running_job
+from celery_outbox.context import of_no_job
 from celery_outbox.core.classification import Verdict, error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.retry import RetryIn, after_failure
@@ -164,12 +164,8 @@ class Attempt(Hold):
             # First: whoever has lost the lease records nothing.
             if not replaced(connection):
                 return False
-            token = running_job.set(None)
-            try:
-                with self.task.outbox.use(connection):
-                    send()
-            finally:
-                running_job.reset(token)
+            with of_no_job(), self.task.outbox.use(connection):
+                send()
             return True
 
         try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, states
 from celery._state import get_current_worker_task
 from celery.canvas import maybe_signature
@@ -17,7 +18,7 @@ from kombu.exceptions import EncodeError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from celery_outbox.context import running_job
+from celery_outbox.context import of_no_job, reporting, running_job
 from celery_outbox.core.chords import LAST, ChordState, Part, first_failed, results_of
 from celery_outbox.core.states import State
 from celery_outbox.execute.callback_id import fix_ids
@@ -205,18 +206,15 @@ class Chords:
 
     def _call(self, connection: Connection, chord: Chord, request: Any, results: Any) -> None:
         """Record the body in the transaction that counts the last member."""
-        # It is no call of the job that runs here, whose transaction is over.
-        token = running_job.set(None)
         try:
             body = self._body(chord.id, chord, request)
-            with self._use(connection):
+            # It is no call of the job that runs here, whose transaction is over.
+            with of_no_job(), self._use(connection):
                 body.apply_async((results,), **_lineage(request))
         except SQLAlchemyError:
             raise
         except Exception as error:
             raise Refused from error
-        finally:
-            running_job.reset(token)
 
     def _body(self, chord_id: str, chord: Chord | None, request: Any) -> Any:
         signature = request.chord
@@ -253,10 +251,8 @@ class Chords:
                 each for each in errbacks if _without_id(each) not in called
             ]
         log_event(logger, logging.ERROR, "outbox.chord_failed", chord=chord_id)
-        try:
-            raise error
-        except ChordError:
-            backend.chord_error_from_stack(body, error)
+        with reporting(chord_id):
+            _report(backend, body, error)
         for member in places_in(body):
             # The body was to be a member of another chord.
             part = self.part_of(backend, member.job_id, error, failed=True)
@@ -268,6 +264,24 @@ class Chords:
             chords.forget_member(connection, self.database.tables, chord_id, ended)
 
         self._write(note)
+
+
+def _report(backend: Any, body: Any, error: ChordError) -> None:
+    """Call the error callbacks of a chord, and store the error as its body's.
+
+    Raises:
+        sqlalchemy.exc.SQLAlchemyError: the database did not take a callback in time.
+    """
+    try:
+        raise error
+    except ChordError:
+        told = backend.chord_error_from_stack(body, error)
+    # Celery stores what a callback raised in the error's place, and goes on.
+    raised = getattr(told, "exception", None)
+    if isinstance(raised, ExceptionWithTraceback):
+        raised = raised.exc
+    if isinstance(raised, SQLAlchemyError):
+        raise raised
 
 
 class _Outer:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from celery_outbox.config import Config
-from celery_outbox.context import running_job
+from celery_outbox.context import reporting, running_job
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.decisions import (
     Decision,
@@ -351,20 +351,22 @@ class Guard:
         """Tell Celery's result backend and signals that a job will not run."""
         self._hydrate(attempt, request)
         context = Context(request)
-        try:
-            task.backend.mark_as_revoked(
-                attempt.job_id,
-                why,
-                request=context,
-                store_result=not context.ignore_result,
+        expired = why == "expired"
+        with reporting(attempt.job_id):
+            try:
+                task.backend.mark_as_revoked(
+                    attempt.job_id,
+                    why,
+                    request=context,
+                    store_result=not context.ignore_result,
+                )
+            except Exception:  # the result backend may be anything, and the job has ended
+                log_event(
+                    logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
+                )
+            signals.task_revoked.send(
+                sender=task, request=context, terminated=False, signum=None, expired=expired
             )
-        except Exception:  # the result backend may be anything, and the job has ended
-            log_event(
-                logger, logging.ERROR, "outbox.revoke_failed", exc_info=True, job=attempt.job_id
-            )
-        signals.task_revoked.send(
-            sender=task, request=context, terminated=False, signum=None, expired=why == "expired"
-        )
 
 
 #: A job that is due so much later than it was recorded was called for a later time.

@@ -16,6 +16,7 @@ from celery.utils.objects import Bunch
 from celery.worker import state as worker_state
 from kombu.message import Message
 
+from celery_outbox.context import reporting
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.examine import Fault, examine
@@ -187,6 +188,12 @@ class Handlers:
         self, message: Message, foreign: Foreign, fault: Fault, exc: Exception | None
     ) -> None:
         """Tell Celery's side what it would have told: the result backend, events and signals."""
+        with reporting(foreign.job_id or foreign.own_id):
+            self._tell_celery(message, foreign, fault, exc)
+
+    def _tell_celery(
+        self, message: Message, foreign: Foreign, fault: Fault, exc: Exception | None
+    ) -> None:
         if fault.reason is not Reason.UNKNOWN_TASK:
             signals.task_rejected.send(sender=self.consumer, message=message, exc=exc)
             return

@@ -19,6 +19,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.context import reporting
 from celery_outbox.core.classification import error_code
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
@@ -66,12 +67,17 @@ class OutboxRequest(Request):
         try:
             raise TimeLimitExceeded(timeout)
         except TimeLimitExceeded:
-            self._end(ExceptionInfo(), Reason.TIME_LIMIT)
+            with reporting(self.id):
+                self._end(ExceptionInfo(), Reason.TIME_LIMIT)
 
     def on_failure(
         self, exc_info: ExceptionInfo, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """Settle an attempt whose child process died; the rest is Celery's."""
+        with reporting(self.id):
+            return self._on_failure(exc_info, send_failed_event, return_ok)
+
+    def _on_failure(self, exc_info: ExceptionInfo, send_failed_event: bool, return_ok: bool) -> Any:
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -125,7 +131,8 @@ class OutboxRequest(Request):
         """Stop the body because the worker ends or lost its broker; where the pool cannot, it
         goes on, and a copy of its message changes nothing."""
         if can_stop_bodies(pool):
-            super().cancel(pool, *args, **kwargs)
+            with reporting(self.id):
+                super().cancel(pool, *args, **kwargs)
         else:
             log_event(logger, logging.WARNING, "outbox.cannot_stop", job=self.id)
 
@@ -133,7 +140,8 @@ class OutboxRequest(Request):
         """Cancel the job, too, when Celery drops its message because somebody revoked it."""
         self._cancel_job()
         try:
-            super()._announce_revoked(reason, *args, **kwargs)
+            with reporting(self.id):
+                super()._announce_revoked(reason, *args, **kwargs)
         except Exception:  # the result backend may be anything
             log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=self.id)
             self.acknowledge()

@@ -188,7 +188,10 @@ class Control:
         def work(connection: Connection) -> Revoked:
             cancelled, undecided = [], False
             for job_id in usable:
-                job = jobs.lock(connection, self._tables, job_id)
+                job = jobs.get(connection, self._tables, job_id)
+                if job is not None and job.state is not State.RUNNING:
+                    # Not one that runs: its worker, which is to stop it, would wait for its row.
+                    job = jobs.lock(connection, self._tables, job_id)
                 if job is None or job.state is State.RUNNING:
                     undecided = True
                 elif transitions.cancel(connection, self._tables, job, actor=person()):

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError
 
+from celery_outbox.context import reporting
 from celery_outbox.core.chords import LAST, Part
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import JobQuarantined
@@ -58,7 +59,8 @@ class Members:
         try:
             job = self._database.read(lambda c: jobs.get(c, self._database.tables, job_id))
             if job is not None:
-                self._end(chord_id, job, position)
+                with reporting(job_id):
+                    self._end(chord_id, job, position)
         except Exception:  # the result backend may be anything; it is done again
             log_event(logger, logging.ERROR, "outbox.member_not_counted", exc_info=True, job=job_id)
             return False
@@ -92,17 +94,17 @@ class Members:
         reported = self._database.read(
             lambda c: store.has_counted(c, self._database.tables, chord_id, ids)
         )
-        if not reported:
-            error = _error(job)
-            stores = not request.ignore_result
-            if isinstance(error, TaskRevokedError):
-                backend.mark_as_revoked(job.id, str(error), request=request, store_result=stores)
-            else:
-                backend.mark_as_failure(job.id, error, request=request, store_result=stores)
-            for member in members:
-                # Celery does not go down the chain of a job that was revoked.
-                part = self._chords.part_of(backend, member.job_id, error, failed=True)
-                self._chords.end(backend, member, part, request, ended=[job.id])
+        error = _error(job)
+        stores = not request.ignore_result
+        if not reported and isinstance(error, TaskRevokedError):
+            backend.mark_as_revoked(job.id, str(error), request=request, store_result=stores)
+        elif not reported:
+            backend.mark_as_failure(job.id, error, request=request, store_result=stores)
+        for member in members:
+            # Celery does not go down the chain of a job that was revoked; and whoever counted the
+            # last member may not have lived to say that the chord has failed.
+            part = self._chords.part_of(backend, member.job_id, error, failed=True)
+            self._chords.end(backend, member, part, request, ended=[job.id])
         self._chords.forget(chord_id, job.id)
 
     def _part(self, backend: Any, job: Job) -> Part:

@@ -1,107 +1,107 @@
-"""``app.control.revoke``: a job that waits is cancelled in the database, whoever is up."""
+"""``app.control.revoke``: a job that waits is cancelled in the database, whoever is up; then the
+workers and the result backend are told, and not before the transaction is committed."""
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery
-from celery.app.control import Control as CeleryControl
 from celery.app.task import Context
-from celery.utils.functional import maybe_list
-from kombu.utils.imports import symbol_by_name
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from celery_outbox.context import reporting
 from celery_outbox.exceptions import OutboxError
 from celery_outbox.execute.payload import decode_call
 from celery_outbox.log import cause, log_event
+from celery_outbox.operate.control import Control, Revoked
+from celery_outbox.store.after_commit import after_commit
+from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.job import Job
 
 logger = logging.getLogger("celery_outbox")
 
-_CELERYS = "celery.app.control:Control"
-_OURS = "celery_outbox.operate.revoke:OutboxControl"
+#: Tells the workers of some tasks; of all that were revoked with ``None``.
+Send = Callable[[Sequence[Any] | None], Any]
 
 
-class DurableRevoke:
-    """Put before a class of Celery's remote control: what revokes goes to the database first.
+class Revoke:
+    """One revoke of many tasks.
 
-    ``revoke``, ``terminate``, the results' ``revoke()`` and ``celery control revoke`` all end in
-    one broadcast, which is caught here. With a ``destination`` it is left to those workers.
+    Arguments:
+        app: the Celery app.
+        control: cancels in the database.
+        send: tells the workers.
     """
 
-    app: Any
+    def __init__(self, app: Celery, control: Control, send: Send) -> None:
+        self._app = app
+        self._control = control
+        self._send = send
 
-    def broadcast(
-        self,
-        command: str,
-        arguments: dict[str, Any] | None = None,
-        destination: Any = None,
-        *more: Any,
-        **options: Any,
-    ) -> Any:
-        """Send a command to the workers, as :meth:`celery.app.control.Control.broadcast`.
+    def run(self, ids: Sequence[Any], connection: Connection | None, *, replies: bool) -> Any:
+        """Cancel those that are jobs and wait, and tell.
+
+        Arguments:
+            ids: of jobs, and of whatever else Celery runs.
+            connection: in whose transaction; ``None``: in one of its own.
+            replies: the answers of the workers are asked for.
+
+        Returns:
+            The answers of the workers that were told already.
 
         Raises:
-            sqlalchemy.exc.SQLAlchemyError, OutboxError: the database was not reached: only the
-                workers that run now were told.
-            kombu.exceptions.OperationalError: the broker was not reached, and there are tasks
-                among those revoked that the database cannot decide about.
+            sqlalchemy.exc.SQLAlchemyError, OutboxError: the database was not reached.
         """
-        send = partial(
-            super().broadcast,  # type: ignore[misc]
-            command,
-            arguments,
-            destination,
-            *more,
-            **options,
-        )
-        if command != "revoke" or destination:
-            return send()
-        ids = maybe_list((arguments or {}).get("task_id", options.get("task_id"))) or []
+        if connection is None or is_autocommit(connection):
+            return self._now(ids)
+        return self._within(connection, ids, replies)
+
+    def _now(self, ids: Sequence[Any]) -> Any:
         try:
-            revoked = self.app._celery_outbox.revoke(ids)
+            revoked = self._control.revoke(ids)
         except (SQLAlchemyError, OutboxError):
             # A body that must be stopped is stopped all the same.
-            send()
+            self._send(None)
             raise
-        answer = None
         try:
-            answer = send()
+            return self._broadcast(None, revoked)
+        finally:
+            self._tell_backend(revoked)
+
+    def _within(self, connection: Connection, ids: Sequence[Any], replies: bool) -> Any:
+        revoked = self._control.revoke(ids, connection)
+        if not revoked.cancelled:
+            return self._broadcast(None, revoked)
+        cancelled = [job.id for job in revoked.cancelled]
+
+        def tell() -> None:
+            self._broadcast(cancelled, Revoked(revoked.cancelled, False))
+            self._tell_backend(revoked)
+
+        after_commit(connection, tell)
+        # The transaction has no say in the others.
+        rest = [each for each in ids if each not in cancelled]
+        if rest:
+            return self._broadcast(rest, revoked)
+        return [] if replies else None
+
+    def _broadcast(self, only: Sequence[Any] | None, revoked: Revoked) -> Any:
+        try:
+            return self._send(only)
         except Exception as error:  # transports raise errors of their libraries
             if revoked.undecided:
                 raise
             # The guard drops what the database says is cancelled.
             log_event(logger, logging.WARNING, "outbox.revoke_not_broadcast", error=cause(error))
+            return None
+
+    def _tell_backend(self, revoked: Revoked) -> None:
         for job in revoked.cancelled:
             if job.published_at is None:
-                tell_backend(self.app, job)
-        return answer
-
-
-class OutboxControl(DurableRevoke, CeleryControl):
-    """Celery's remote control, with revokes that last."""
-
-
-def revoke_in_the_database(app: Celery) -> None:
-    """Make an app's ``control`` durable in what it revokes; safe to repeat."""
-    current = app.control_cls
-    if current == _CELERYS:
-        app.control_cls = _OURS
-    elif current != _OURS and getattr(current, "func", None) is not _derived:
-        app.control_cls = partial(_derived, current)
-    made = app.__dict__.get("control")
-    if made is not None and not isinstance(made, DurableRevoke):
-        made.__class__ = _durable(type(made))
-
-
-def _derived(control: Any, app: Celery) -> Any:
-    return _durable(symbol_by_name(control))(app=app)
-
-
-def _durable(control: type) -> type:
-    return type(control.__name__, (DurableRevoke, control), {})
+                tell_backend(self._app, job)
 
 
 def tell_backend(app: Celery, job: Job) -> None:
@@ -116,8 +116,9 @@ def tell_backend(app: Celery, job: Job) -> None:
             kwargs=call.kwargs,
         )
         task = app.tasks.get(job.task)
-        (app if task is None else task).backend.mark_as_revoked(
-            job.id, "revoked", request=request, store_result=not headers.get("ignore_result")
-        )
+        with reporting(job.id):
+            (app if task is None else task).backend.mark_as_revoked(
+                job.id, "revoked", request=request, store_result=not headers.get("ignore_result")
+            )
     except Exception:  # the result backend may be anything, and the job is cancelled
         log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=job.id)

@@ -19,6 +19,12 @@ Place = Session | Connection
 #: For what must ask the database, and cannot do so in a coroutine.
 RUN_SYNC = "call it inside `await session.run_sync(lambda s: task.apply_async(..., session=s))`"
 
+#: The same for what is no call of a task: chords, cancels, revokes.
+_ASK_IN_RUN_SYNC = (
+    "the database has to be asked, which a coroutine cannot wait for: do it inside"
+    " `await session.run_sync(lambda s: ...)`"
+)
+
 
 def place_of(owner: Any, task: str) -> Place | None:
     """The Session or Connection in whatever the caller handed over.
@@ -46,7 +52,8 @@ def place_of(owner: Any, task: str) -> Place | None:
 
 
 def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
-    """The connection of whatever the caller handed over, in the owner's transaction.
+    """The connection of whatever the caller handed over, in the owner's transaction, for what
+    asks the database at once.
 
     Arguments:
         owner, task: see :func:`place_of`.
@@ -55,15 +62,15 @@ def connection_of(owner: Any, tables: Tables, task: str) -> Connection | None:
         ``None`` when a callable had nothing.
 
     Raises:
-        UnusableSession: it is something else, knows no database, or is an asynchronous session
-            that has no connection yet, in a coroutine, which cannot wait for one.
+        UnusableSession: it is something else, knows no database, or is an asynchronous one in a
+            coroutine, which cannot wait for the answer.
     """
     place = place_of(owner, task)
     if place is None:
         return None
     connection = connection_now(place, tables, task)
-    if connection is None:
-        raise _unusable(owner, task, RUN_SYNC)
+    if connection is None or not can_wait(connection):
+        raise _unusable(owner, task, _ASK_IN_RUN_SYNC)
     return connection
 
 

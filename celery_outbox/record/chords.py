@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -15,12 +14,11 @@ from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 from sqlalchemy import Connection
 
-from celery_outbox.context import running_job
 from celery_outbox.core.chords import LAST
 from celery_outbox.record.binding import connection_of
+from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.store import chords
 from celery_outbox.store.database import Database
-from celery_outbox.store.patience import patiently
 
 
 class ChordRecorder:
@@ -30,6 +28,7 @@ class ChordRecorder:
         app: the Celery app.
         database: the outbox tables.
         owners: says whose transaction a call belongs to.
+        require_transaction: refuse chords that come with no transaction.
         database_timeout: seconds for which a callback waits for the database.
     """
 
@@ -39,11 +38,13 @@ class ChordRecorder:
         database: Database,
         *,
         owners: Callable[[], Sequence[Any]],
+        require_transaction: bool,
         database_timeout: float,
     ) -> None:
         self._app = app
         self._database = database
         self._owners = owners
+        self._require_transaction = require_transaction
         self._database_timeout = database_timeout
 
     def begin(self, header: Sequence[Any], body: Any) -> None:
@@ -110,12 +111,8 @@ class ChordRecorder:
                 self._database.ensure_ready(connection)
                 work(connection)
                 return
-        write = partial(self._database.write, work)
-        running = running_job.get()
-        if running is not None and running.settled:
-            patiently(write, timeout=self._database_timeout, what="callback")
-        else:
-            write()
+        check_allowed("celery.chord", require_transaction=self._require_transaction)
+        in_own_transaction(lambda: self._database.write(work), timeout=self._database_timeout)
 
 
 def chord_of(

@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any, cast
 
 from celery import Celery, Task
@@ -25,7 +24,6 @@ from celery_outbox.exceptions import (
     InvalidDelay,
     InvalidJobId,
     NameTooLong,
-    NoTransaction,
     PayloadTooLarge,
     UnusableSession,
 )
@@ -39,6 +37,7 @@ from celery_outbox.record.binding import (
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
 from celery_outbox.record.chords import chord_of
+from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.record.payload import explain
 from celery_outbox.record.waiting import Waiting
 from celery_outbox.store.absorbing import absorb
@@ -47,7 +46,6 @@ from celery_outbox.store.database import Database
 from celery_outbox.store.dialects import check_room
 from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.envelope import Envelope
-from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
 from celery_outbox.store.schema import MAX_JOB_ID, MAX_NAME
 
@@ -205,23 +203,17 @@ class Recorder:
         if connection is not None:
             self._database.buffers.write(connection)
 
-    def _write(self, new: NewJob, owners: Sequence[Any], task: str, stable: bool = False) -> None:
+    def _write(self, new: NewJob, owners: Sequence[Any], task: str, stable: bool) -> None:
         for owner in owners:
             place = place_of(owner, task)
             if place is not None:
                 self._record_in(place, new, task, stable)
                 return
-        running = running_job.get()
-        is_callback = running is not None and running.settled
-        if self._require_transaction and not is_callback:
-            raise NoTransaction(task=task)
-        work = partial(self._database.write, lambda connection: self._insert(connection, new))
-        if is_callback:
-            # A callback of a job that has succeeded: its own transaction is over, so it waits
-            # for a database that is away as long as a claim does.
-            patiently(work, timeout=self._database_timeout, what="callback")
-        else:
-            work()
+        check_allowed(task, require_transaction=self._require_transaction)
+        in_own_transaction(
+            lambda: self._database.write(lambda connection: self._insert(connection, new)),
+            timeout=self._database_timeout,
+        )
 
     def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
         connection = connection_now(place, self._database.tables, task)

@@ -9,6 +9,8 @@ from typing import Any
 
 import greenlet
 import pytest
+from celery import chord, group
+from celery.app.control import Control
 from sqlalchemy import event, func, make_url, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import (
@@ -76,6 +78,53 @@ def run(outbox: Outbox, driver: str) -> Callable[..., Any]:
         return asyncio.run(main())
 
     return run
+
+
+# -- what has to ask the database -----------------------------------------------------
+
+
+def call_chord(outbox: Outbox, export: Any) -> None:
+    chord([export.s(1), export.s(2)], export.s()).apply_async()
+
+
+def call_chord_in_a_chain(outbox: Outbox, export: Any) -> None:
+    (group(export.s(1), export.s(2)) | export.s()).delay()
+
+
+def cancel(outbox: Outbox, export: Any) -> None:
+    outbox.cancel("waits")
+
+
+def revoke(outbox: Outbox, export: Any) -> None:
+    outbox.app.control.revoke("waits")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("act", [call_chord, call_chord_in_a_chain, cancel, revoke])
+def test_what_has_to_ask_the_database_says_where_it_can(
+    outbox, recorded, export, run, monkeypatch, connected, act
+):
+    told: list[Any] = []
+    monkeypatch.setattr(Control, "broadcast", lambda self, *args, **options: told.append(args))
+    export.apply_async(task_id="waits")
+
+    async def work(session: AsyncSession) -> None:
+        if connected:
+            await session.execute(text("SELECT 1"))
+        with pytest.raises(UnusableSession, match="run_sync"):
+            act(outbox, export)
+        await session.commit()
+        assert (recorded.counts(), told) == (ONE_JOB, [])
+        await session.run_sync(lambda sync: act(outbox, export))
+        assert (recorded.counts(), told) == (ONE_JOB, [])
+        await session.commit()
+
+    run(work)
+    if act in (cancel, revoke):
+        assert recorded.job("waits").state is State.CANCELLED
+        assert len(told) == (1 if act is revoke else 0)
+    else:
+        assert recorded.counts()[0] == 3
 
 
 # -- nothing was done in the session before the call -----------------------------------

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
-from celery import Celery, group, signals
+from celery import Celery, chord, group, signals
 from celery.app.control import Control
 from celery.result import AsyncResult, GroupResult
 from kombu.exceptions import OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_outbox import Outbox, UnknownJob, WrongState
+from celery_outbox.control_class import OutboxControl
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError
-from celery_outbox.operate.revoke import OutboxControl
+from celery_outbox.execute.outside import end_revoked
 from celery_outbox.store import messages as outbox_messages
 from celery_outbox.store import publishing
 from tests.factories import Database, add_task, make_app, open_outbox
 from tests.integration.delivering import deliver
+from tests.integration.shop import Shop
 
 
 @pytest.fixture
@@ -30,6 +37,11 @@ def broadcasts(monkeypatch):
 
     monkeypatch.setattr(Control, "broadcast", broadcast)
     return sent
+
+
+@pytest.fixture
+def shop(outbox: Outbox, recorded: Database) -> Shop:
+    return Shop(outbox, recorded)
 
 
 @pytest.fixture
@@ -145,6 +157,122 @@ def test_a_revoke_for_one_worker_is_left_to_it(outbox, recorded, broadcasts):
     outbox.app.control.revoke(job_id, destination=["one@host"])
     assert recorded.job(job_id).state is State.QUEUED
     assert len(broadcasts) == 1
+
+
+@pytest.fixture
+def reached(outbox: Outbox) -> Callable[[str], str]:
+    """Says what the result backend has of a job."""
+    outbox.app.conf.result_backend = "cache+memory://"
+
+    def state(job_id: str) -> str:
+        return outbox.app.backend.get_task_meta(job_id)["status"]
+
+    return state
+
+
+@contextmanager
+def transaction_of(outbox: Outbox, way: str) -> Iterator[Any]:
+    """A transaction that is the caller's, in each way in which it can be; yields its end."""
+    if way == "configured":
+        scoped = scoped_session(sessionmaker(outbox.engine))
+        outbox._session = scoped
+        scoped.connection()
+        yield scoped
+        scoped.remove()
+    elif way == "connection":
+        with outbox.engine.connect() as connection, outbox.use(connection):
+            yield connection
+    else:
+        with Session(outbox.engine) as session, outbox.use(session):
+            yield session
+
+
+@pytest.mark.parametrize("way", ["session", "connection", "configured"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_revoke_is_told_after_the_callers_commit_and_only_then(
+    outbox, recorded, broadcasts, reached, way, end
+):
+    job_id = add_task(outbox.app).apply_async(task_id=str(uuid.uuid4())).id
+    with transaction_of(outbox, way) as owner:
+        assert outbox.app.control.revoke(job_id) is None
+        assert (broadcasts, reached(job_id)) == ([], "PENDING")
+        getattr(owner, end)()
+        told = [arguments["task_id"] for _, arguments in broadcasts]
+        if end == "commit":
+            assert (told, reached(job_id)) == ([[job_id]], "REVOKED")
+            assert recorded.job(job_id).state is State.CANCELLED
+        else:
+            assert (told, reached(job_id)) == ([], "PENDING")
+            assert recorded.job(job_id).state is State.QUEUED
+
+
+def test_a_revoke_shares_the_fate_of_its_savepoint(outbox, recorded, broadcasts, reached):
+    task = add_task(outbox.app)
+    undone, kept = (task.apply_async(task_id=f"{way}-{uuid.uuid4()}").id for way in "uk")
+    with Session(outbox.engine) as session, outbox.use(session):
+        with session.begin_nested() as savepoint:
+            outbox.app.control.revoke(undone)
+            savepoint.rollback()
+        with session.begin_nested():
+            outbox.app.control.revoke(kept)
+        assert broadcasts == []
+        session.commit()
+    assert [arguments["task_id"] for _, arguments in broadcasts] == [[kept]]
+    assert (reached(undone), reached(kept)) == ("PENDING", "REVOKED")
+    assert (recorded.job(undone).state, recorded.job(kept).state) == ("queued", "cancelled")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_chord_hears_of_a_revoked_member_after_the_commit(shop, broadcasts, end):
+    chord([shop.part.s(1)] * 2)(shop.body.s().on_error(shop.errback.s()))
+    first, second = shop.waiting("shop.part")
+    deliver(shop.part, first)
+    with Session(shop.outbox.engine) as session, shop.outbox.use(session):
+        shop.outbox.app.control.revoke(second)
+        getattr(session, end)()
+    assert len(shop.waiting("shop.errback")) == (1 if end == "commit" else 0)
+    assert [state for state, *_ in shop.chords()] == ["failed" if end == "commit" else "open"]
+
+
+def test_what_the_transaction_has_no_say_in_is_told_at_once(outbox, recorded, broadcasts):
+    waits = add_task(outbox.app).delay().id
+    runs = recorded.put(State.RUNNING).id
+    with Session(outbox.engine) as session, outbox.use(session):
+        replies = outbox.app.control.revoke(["no job", waits, runs], reply=True)
+        assert replies == [{"worker": {"ok": []}}]
+        assert outbox.app.control.revoke(runs, terminate=True, reply=True) == replies
+        assert [arguments["task_id"] for _, arguments in broadcasts] == [["no job", runs], runs]
+        session.commit()
+    assert [arguments["task_id"] for _, arguments in broadcasts[2:]] == [[waits]]
+
+
+def test_no_worker_answers_before_the_commit(outbox, broadcasts):
+    waits = add_task(outbox.app).delay().id
+    with Session(outbox.engine) as session, outbox.use(session):
+        assert outbox.app.control.revoke(waits, reply=True) == []
+        session.rollback()
+    assert broadcasts == []
+    assert outbox.app.control.revoke(waits, reply=True) == [{"worker": {"ok": []}}]
+
+
+def test_a_job_that_runs_is_not_locked_by_a_revoke(outbox, recorded, broadcasts):
+    runs = recorded.put(State.RUNNING).id
+    with Session(outbox.engine) as session, outbox.use(session):
+        outbox.app.control.revoke(runs, terminate=True)
+        # As the worker does that is told.
+        end_revoked(outbox.guard, runs)
+        session.rollback()
+    assert recorded.events(runs) == ["recorded", "claimed"]
+
+
+@pytest.mark.usefixtures("broker_down")
+def test_a_broker_that_is_away_keeps_no_cancelled_job_from_the_result_backend(
+    outbox, recorded, reached
+):
+    waits = add_task(outbox.app).apply_async(task_id=str(uuid.uuid4())).id
+    with pytest.raises(OperationalError):
+        outbox.app.control.revoke([waits, "no job"])
+    assert reached(waits) == "REVOKED"
 
 
 def test_other_commands_pass(outbox, recorded, broadcasts):

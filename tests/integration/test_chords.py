@@ -15,65 +15,23 @@ from celery.exceptions import TaskRevokedError
 from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
-from celery_outbox import Outbox, PayloadTooLarge, PermanentError, UnserializableArgument, batch
+from celery_outbox import (
+    NoTransaction,
+    Outbox,
+    PayloadTooLarge,
+    PermanentError,
+    UnserializableArgument,
+    batch,
+)
 from celery_outbox.core.chords import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.chords import Chords
-from celery_outbox.operate.members import Members
 from celery_outbox.store import chords, quarantining, transitions
 from celery_outbox.store import job as jobs
 from celery_outbox.store.schema import Tables
-from tests.factories import Database
+from tests.factories import Database, open_outbox
 from tests.integration.delivering import add_task, again, deliver, raising
-
-
-class Shop:
-    """An app with the tasks of a chord, whose messages are delivered by hand."""
-
-    def __init__(self, outbox: Outbox, recorded: Database) -> None:
-        self.outbox = outbox
-        self.recorded = recorded
-        outbox.app.conf.result_backend = "cache+memory://"
-        self.calls: list[Any] = []
-        self.part = add_task(outbox.app, lambda value: value, name="shop.part")
-        self.refuse = add_task(outbox.app, raising(PermanentError("no")), name="shop.refuse")
-        self.body = add_task(outbox.app, lambda values: self._call(values), name="shop.body")
-        self.errback = add_task(outbox.app, lambda job_id: job_id, name="shop.errback")
-        self.members = Members(outbox.app, outbox.chords, after=0)
-
-    def _call(self, values: Any) -> Any:
-        self.calls.append(values)
-        return values
-
-    def run(self, *tasks: Any) -> None:
-        """Deliver, in any order, what waits of these tasks (all by default)."""
-        for task in tasks or (self.part, self.refuse, self.body, self.errback):
-            for job_id in self.waiting(task.name):
-                deliver(task, job_id)
-
-    def waiting(self, task: str) -> list[str]:
-        """Return the ids of jobs of a task that no worker has taken, latest first."""
-        job = self.recorded.tables.job
-        statement = job.select().where(job.c.task == task, job.c.state == "queued")
-        with self.recorded.engine.connect() as connection:
-            return [row.id for row in connection.execute(statement.order_by(job.c.id.desc()))]
-
-    def chords(self) -> list[tuple[str, int | None, int]]:
-        """Return state, size and count of each chord."""
-        chord = self.recorded.tables.chord
-        with self.recorded.engine.connect() as connection:
-            rows = connection.execute(chord.select().order_by(chord.c.recorded_at))
-            return [(row.state, row.size, row.counted) for row in rows]
-
-    def parts(self) -> int:
-        """Return how many members are kept."""
-        with self.recorded.engine.connect() as connection:
-            return len(connection.execute(self.recorded.tables.chord_part.select()).all())
-
-    def reaches(self, job_id: str) -> Any:
-        """Return what the result backend has of a job: its state and its result."""
-        meta = self.outbox.app.backend.get_task_meta(job_id)
-        return meta["status"], str(meta["result"])
+from tests.integration.shop import Shop
 
 
 @pytest.fixture
@@ -339,6 +297,21 @@ def test_a_group_without_a_transaction_that_fails_at_once_leaves_nothing_behind(
     assert shop.recorded.counts() == (0, 0, 0)
     group(shop.part.s(1), shop.part.s(2)).delay()
     assert shop.recorded.counts()[0] == 2
+
+
+def test_a_chord_that_is_refused_without_a_transaction_leaves_nothing_behind(installed_url):
+    with open_outbox(installed_url, init=False, outbox_require_transaction=True) as outbox:
+        shop = Shop(outbox, Database(outbox.engine, outbox.tables))
+        with pytest.raises(NoTransaction, match=r"celery\.chord"):
+            chord([shop.part.s(1), shop.part.s(2)])(shop.body.s())
+        assert (shop.recorded.counts(), shop.chords()) == ((0, 0, 0), [])
+        with Session(outbox.engine) as session, outbox.use(session):
+            chord([shop.part.s(1), shop.part.s(2)])(shop.body.s())
+            session.commit()
+        assert shop.chords() == [("open", 2, 0)]
+        shop.run()
+        shop.run()
+        assert shop.calls == [[1, 2]]
 
 
 @contextmanager

@@ -411,6 +411,26 @@ def test_an_error_after_the_block_changes_nothing(outbox, recorded, caplog):
     assert "outbox.failed_after_success" in caplog.text
 
 
+def test_calls_after_the_block_belong_to_the_session_that_they_name(outbox, recorded, letter):
+    def body(self: Any) -> None:
+        with self.transaction():
+            pass
+        with Session(outbox.engine) as session, outbox.use(session):
+            session.execute(insert(payments).values(job="undone"))
+            letter.apply_async(task_id="undone")
+            session.rollback()
+            session.execute(insert(payments).values(job=self.request.id))
+            letter.apply_async(task_id="kept")
+            session.commit()
+
+    task = add_task(outbox.app, body, bind=True)
+    task.apply_async(task_id="job-1")
+    assert deliver(task, "job-1") == "SUCCESS"
+    assert paid(outbox) == 1
+    assert recorded.events("undone") == []
+    assert recorded.job("kept").state == "queued"
+
+
 def test_a_second_block_is_refused(outbox, recorded):
     errors: list[Exception] = []
 
