@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from celery import Task, group, signature
-from sqlalchemy import select, update
+from celery import Task, chain, chord, group, signature
+from sqlalchemy import select
 
+from celery_outbox import Outbox
 from celery_outbox.core.child_id import child_id, fingerprint
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.store import transitions
 from tests.factories import Database
-from tests.integration.delivering import add_task, again, deliver
+from tests.integration.delivering import add_task, again, deliver, raising
 
 
 def children(recorded: Database, parent: str) -> list[tuple[str, list]]:
@@ -26,10 +28,7 @@ def children(recorded: Database, parent: str) -> list[tuple[str, list]]:
 
 def run_again(recorded: Database, task: Task, job_id: str) -> str:
     """Deliver the next attempt of a job that is being retried, when it is due."""
-    job = recorded.tables.job
-    recorded.execute(
-        update(job).where(job.c.id == job_id).values(available_at=recorded.job(job_id).recorded_at)
-    )
+    recorded.make_due(job_id)
     return deliver(task, job_id)
 
 
@@ -213,6 +212,143 @@ def test_a_replayed_job_does_not_enqueue_again(outbox, recorded):
     assert children(recorded, parent.job_id) == [("shop.child", [1])]
 
 
+def test_a_hook_enqueues_again_for_an_attempt_after_a_replay(outbox, recorded):
+    alert = add_task(outbox.app, name="shop.alert")
+
+    def on_failure(self, *args):
+        alert.delay()
+
+    base = type("Alerting", (type(alert).__mro__[1],), {"abstract": True, "on_failure": on_failure})
+    task = add_task(outbox.app, raising(ValueError("1"), ValueError("2")), base=base)
+    job_id = task.delay().id
+    deliver(task, job_id)
+    outbox.control.replay(job_id)
+    deliver(task, job_id)
+    assert len(children(recorded, job_id)) == 2
+
+
+def rounds(recorded: Database, outbox: Outbox, job_id: str) -> list[list]:
+    """Deliver a job until it has ended; returns the arguments of its children."""
+    while recorded.job(job_id).state in (State.QUEUED, State.RETRYING):
+        run_again(recorded, outbox.app.tasks[recorded.job(job_id).task], job_id)
+    assert recorded.job(job_id).state is State.SUCCEEDED
+    return [args for _, args in children(recorded, job_id)]
+
+
+def test_each_round_of_a_poll_loop_enqueues_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+
+    def poll(self):
+        child.delay("tick")
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+
+    task = add_task(outbox.app, poll, bind=True)
+    # Delivered where an error is being handled, which is none of the body's.
+    try:
+        raise OSError
+    except OSError:
+        assert rounds(recorded, outbox, task.delay().id) == [["tick"]] * 3
+
+
+@pytest.mark.parametrize("way", ["exc", "positional exc", "except", "finally", "autoretry_for"])
+def test_a_retry_because_of_an_error_enqueues_nothing_anew(outbox, recorded, way):
+    child = add_task(outbox.app, name="shop.child")
+
+    def body(self):
+        child.delay("tick")
+        if self.request.retries == 2:
+            return
+        if way == "exc":
+            raise self.retry(exc=OSError(), countdown=0)
+        if way == "positional exc":
+            raise self.retry(None, None, OSError(), countdown=0)
+        try:
+            raise OSError
+        except OSError:
+            if way == "except":
+                raise self.retry(countdown=0) from None
+            raise
+        finally:
+            if way == "finally":
+                self.retry(countdown=0)
+
+    options = {"autoretry_for": (OSError,)} if way == "autoretry_for" else {}
+    task = add_task(outbox.app, body, bind=True, name="shop.polling", **options)
+    assert rounds(recorded, outbox, task.delay().id) == [["tick"]]
+
+
+def test_a_round_that_fails_or_is_lost_enqueues_nothing_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+    ends = iter(["next", "error", "lost", "next", None])
+
+    def poll(self):
+        child.delay("tick")
+        end = next(ends)
+        if end == "next":
+            raise self.retry(countdown=0)
+        if end == "error":
+            raise ConnectionError
+        if end == "lost":
+            recorded.end_lease(job_id)
+            recorded.do(transitions.rescue, recorded.job(job_id), actor="maintenance", delay=0.0)
+
+    task = add_task(outbox.app, poll, bind=True, max_retries=None)
+    job_id = task.delay().id
+    # Three rounds: the second one has three attempts.
+    assert rounds(recorded, outbox, job_id) == [["tick"]] * 3
+    assert recorded.job(job_id).attempt == 5
+
+
+def test_a_job_that_is_replaced_by_itself_or_another_enqueues_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+    tasks = {}
+
+    def body(self, number):
+        child.delay("tick")
+        if number:
+            raise self.replace(tasks["next"].s(number - 1))
+
+    tasks["first"] = add_task(outbox.app, body, name="shop.first", bind=True)
+    tasks["next"] = add_task(outbox.app, body, name="shop.next", bind=True)
+    assert rounds(recorded, outbox, tasks["first"].delay(2).id) == [["tick"]] * 3
+    assert rounds(recorded, outbox, tasks["next"].delay(2).id)[:3] == [["tick"]] * 3
+
+
+@pytest.mark.parametrize("canvas", ["chain", "chord", "group"])
+def test_the_last_step_of_a_replacement_enqueues_anew(outbox, recorded, canvas):
+    child = add_task(outbox.app, name="shop.child")
+    between = add_task(outbox.app, lambda *args: 1, name="shop.between")
+
+    def last(self, *args):
+        child.delay("tick")
+        if self.request.retries < 1:
+            raise ConnectionError
+
+    end = add_task(outbox.app, last, name="shop.end", bind=True)
+
+    def body(self):
+        child.delay("tick")
+        first = (
+            chord([between.si()], end.si()) if canvas == "chord" else chain(between.si(), end.si())
+        )
+        if canvas == "group":
+            first = chain(group(between.si(), between.si()), end.si())
+        raise self.replace(first)
+
+    task = add_task(outbox.app, body, bind=True)
+    job_id = task.delay().id
+    deliver(task, job_id)
+    job = recorded.tables.job
+    with recorded.engine.connect() as connection:
+        waiting = select(job.c.id).where(job.c.task == "shop.between")
+        steps = connection.execute(waiting).scalars().all()
+    for step in steps:
+        assert deliver(between, step) == "SUCCESS"
+    assert rounds(recorded, outbox, job_id).count(["tick"]) == 2
+    assert recorded.job(job_id).attempt == 3
+
+
 def test_arguments_that_cannot_be_serialized_are_explained_as_ever(outbox, recorded):
     parent = Parent(outbox, lambda child: child.delay(object()))
     assert deliver(parent.task, parent.job_id) == "FAILURE"
@@ -223,11 +359,12 @@ def test_arguments_that_cannot_be_serialized_are_explained_as_ever(outbox, recor
 def test_ids_differ_by_parent_phase_call_and_ordinal():
     call, other = fingerprint("t", b"1", b"23"), fingerprint("t", b"12", b"3")
     ids = {
-        child_id("a", "body", call, 0),
-        child_id("b", "body", call, 0),
+        child_id("a", "part 0", call, 0),
+        child_id("b", "part 0", call, 0),
+        child_id("a", "part 1", call, 0),
         child_id("a", "after 1", call, 0),
-        child_id("a", "body", other, 0),
-        child_id("a", "body", call, 1),
+        child_id("a", "part 0", other, 0),
+        child_id("a", "part 0", call, 1),
     }
-    assert len(ids) == 5
-    assert child_id("a", "body", call, 0) in ids
+    assert len(ids) == 6
+    assert child_id("a", "part 0", call, 0) in ids
