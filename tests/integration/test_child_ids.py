@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
-from celery import Task, chain, chord, group, signature
-from sqlalchemy import select
+from celery import Task, chain, chord, group, signals, signature
+from sqlalchemy import delete, select
 
 from celery_outbox import Outbox
 from celery_outbox.core.child_id import child_id, fingerprint
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from tests.factories import Database
 from tests.integration.delivering import add_task, again, deliver, raising
@@ -32,16 +37,24 @@ def run_again(recorded: Database, task: Task, job_id: str) -> str:
     return deliver(task, job_id)
 
 
+@contextmanager
+def connected(signal: Any, receiver: Callable[..., None]) -> Iterator[None]:
+    signal.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver)
+
+
 class Parent:
     """A task whose body makes the calls of one attempt after the other; all but the last fail."""
 
     def __init__(self, outbox, *attempts, **options) -> None:
-        self.child = add_task(outbox.app, name="shop.child", **options.pop("child", {}))
+        self.child = add_task(outbox.app, **{"name": "shop.child", **options.pop("child", {})})
         self.attempts = list(attempts)
         body = self.body
-        self.task = add_task(
-            outbox.app, lambda task: body(task), name="shop.parent", bind=True, **options
-        )
+        options = {"name": "shop.parent", "bind": True, **options}
+        self.task = add_task(outbox.app, lambda task: body(task), **options)
         self.job_id = self.task.delay().id
 
     def body(self, task):
@@ -156,9 +169,108 @@ def test_calls_by_name_and_signatures_are_recognized_too(outbox, recorded):
     assert found == [("billing.invoice", [1]), ("billing.invoice", [2]), ("shop.child", [3])]
 
 
-def test_a_group_has_celerys_own_ids_and_is_enqueued_by_each_attempt(outbox, recorded):
-    def grouped(child):
+CANVASES = {
+    "group": lambda child: group(child.s(1), child.s(2)),
+    "list": lambda child: group([child.s(number) for number in range(5)]),
+    "chain": lambda child: chain(child.si(1), child.si(2)),
+    "chord": lambda child: chord([child.s(1), child.s(2)], child.si(3)),
+    "chain of groups": lambda child: chain(
+        child.si(1), group(child.si(2), child.si(3)), child.si(4)
+    ),
+    "group of chains": lambda child: group(
+        chain(child.si(1), child.si(2)), chord([child.si(3), child.si(4)], child.si(5))
+    ),
+}
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_a_canvas_is_enqueued_once_and_runs_to_its_end_once(outbox, recorded, canvas):
+    def call(child):
+        CANVASES[canvas](child).apply_async()
+        # An equal one is another one.
+        CANVASES[canvas](child).delay()
+
+    once = Parent(outbox, call, child={"name": "shop.once"})
+    again = Parent(outbox, call, call, call, name="shop.again")
+    assert deliver(once.task, once.job_id) == "SUCCESS"
+    again.run(recorded)
+    job = recorded.tables.job
+
+    def waiting() -> list[tuple[str, str]]:
+        wanted = select(job.c.id, job.c.task).where(
+            job.c.state == "queued", job.c.task.in_(["shop.once", "shop.child"])
+        )
+        with recorded.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(wanted)]
+
+    ran = Counter()
+    while found := waiting():
+        for job_id, task in found:
+            assert deliver(outbox.app.tasks[task], job_id) == "SUCCESS"
+            ran[task] += 1
+    assert ran["shop.child"] == ran["shop.once"] > 3
+
+
+def test_a_chord_that_has_ended_since_is_not_enqueued_again(outbox, recorded):
+    call = lambda child: chord([child.s(1), child.s(2)], child.si(3)).delay()  # noqa: E731
+    parent = Parent(outbox, call, call)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    for count in (2, 1):
+        found = recorded.do(jobs.find, states=frozenset({State.QUEUED}))
+        assert len(found) == count
+        for job in found:
+            assert deliver(parent.child, job.id) == "SUCCESS"
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert recorded.do(jobs.find, states=frozenset({State.QUEUED})) == []
+    assert len(children(recorded, parent.job_id)) == 3
+
+
+def test_another_canvas_is_never_absorbed(outbox, recorded):
+    def otherwise(child):
+        group(child.s(1), child.s(3)).delay()
+        group(child.s(2), child.s(1)).delay()
         group(child.s(1), child.s(2)).delay()
+
+    parent = Parent(outbox, lambda child: group(child.s(1), child.s(2)).delay(), otherwise)
+    assert len(parent.run(recorded)) == 6
+
+
+def test_a_canvas_that_was_recorded_in_part_is_completed(outbox, recorded):
+    grouped = lambda child: group([child.s(number) for number in range(4)]).delay()  # noqa: E731
+    parent = Parent(outbox, grouped, grouped)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    job, message = recorded.tables.job, recorded.tables.message
+    found = [row.id for row in recorded.do(jobs.find, limit=9)]
+    missing = next(job_id for job_id in found if job_id != parent.job_id)
+    recorded.execute(delete(message).where(message.c.job_id == missing))
+    recorded.execute(delete(job).where(job.c.id == missing))
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert recorded.job(missing).state is State.QUEUED
+    assert [args for _, args in children(recorded, parent.job_id)] == [[0], [1], [2], [3]]
+
+
+def test_what_a_receiver_calls_while_a_canvas_is_sent_takes_none_of_its_ids(outbox, recorded):
+    seen = []
+
+    def receiver(headers=None, **kwargs):
+        seen.append(signature("shop.child", (9,), app=outbox.app).freeze().id)
+
+    def grouped(child):
+        with connected(signals.before_task_publish, receiver) if failing else nullcontext():
+            group(child.s(1), child.s(2)).delay()
+
+    failing = True
+    parent = Parent(outbox, grouped, grouped)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    failing = False
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert len(seen) == 2
+    assert len(children(recorded, parent.job_id)) == 2
+
+
+def test_a_group_out_of_a_generator_has_celerys_own_ids(outbox, recorded):
+    def grouped(child):
+        group(child.s(number) for number in (1, 2)).delay()
 
     assert len(Parent(outbox, grouped, grouped).run(recorded)) == 4
 
