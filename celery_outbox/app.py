@@ -36,6 +36,7 @@ from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.members import Bounded, Members
 from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
+from celery_outbox.record import canvas_ids
 from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
 from celery_outbox.record.chords import ChordRecorder
@@ -101,6 +102,7 @@ class Outbox:
         self._worker_id: str | None = None
         self._has_imported = False
         setattr(app, _ATTRIBUTE, self)
+        canvas_ids.install()
         record_calls_by_name(app, Outbox.of, self._task_named)
         revoke_in_the_database(app)
         backend.install(app, lambda: Outbox.of(app))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore
 from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 from sqlalchemy.orm import Session
@@ -182,15 +182,9 @@ class OutboxTask(Task):
         attempt = self._attempt()
         if attempt is None or self.request.called_directly or self.request.is_eager:
             return super().retry(*args, **kwargs)
-        attempt.retry_error = kwargs.get("exc") or (args[2] if len(args) > 2 else None)
-        try:
+        error = kwargs.get("exc") or (args[2] if len(args) > 2 else None)
+        with attempt.asking_again(error):
             return super().retry(*args, **kwargs)
-        except Retry:
-            raise
-        except Exception:
-            # The task's own limit is reached, and Celery raises the error itself.
-            attempt.gave_up = not attempt.settled
-            raise
 
     def AsyncResult(self, task_id: str, **kwargs: Any) -> AsyncResult:
         """The result of a job, as :meth:`celery.Task.AsyncResult`; opens no connection."""

@@ -210,6 +210,11 @@ class Database:
         setting = "LOCAL lock_timeout" if is_postgresql else "SESSION innodb_lock_wait_timeout"
         connection.exec_driver_sql(f"SET {setting} = {seconds * (1000 if is_postgresql else 1)}")
 
+    def make_due(self, job_id: str) -> None:
+        """Let a job that waits for its next attempt be due since a second."""
+        job = self.tables.job
+        self.execute(update(job).where(job.c.id == job_id).values(available_at=db_after(-1)))
+
     def end_lease(self, job_id: str) -> None:
         """Make a running job's lease end a second ago."""
         job = self.tables.job

@@ -71,20 +71,28 @@ class GiveUp:
 
 
 def after_failure(
-    verdict: Verdict, *, attempt: int, max_attempts: int, policy: RetryPolicy, random: float
+    verdict: Verdict,
+    *,
+    attempt: int,
+    max_attempts: int,
+    attempts_before: int = 0,
+    policy: RetryPolicy,
+    random: float,
 ) -> RetryIn | GiveUp:
     """What follows an attempt that failed with ``verdict``.
 
     Arguments:
         attempt: the number of the attempt that failed, 1 for the first.
         max_attempts: the job's own limit, which may differ from the policy's.
+        attempts_before: how many of the attempts were those of another call, which the present one
+            has replaced; delays grow from there.
         random: a number in [0, 1) for the jitter.
     """
     if verdict.permanent:
         return GiveUp(verdict.reason or Reason.PERMANENT)
     if attempt >= max_attempts:
         return GiveUp(verdict.reason or Reason.ATTEMPTS_EXHAUSTED)
-    delay = policy.delay_after(attempt, random)
+    delay = policy.delay_after(attempt - attempts_before, random)
     if verdict.retry_after is not None:
         # What the other side asks for is a lower bound: coming earlier is refused again.
         delay = max(delay, verdict.retry_after)

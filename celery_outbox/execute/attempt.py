@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class Attempt(Hold):
         keep_from_broker: acknowledge a failure instead of rejecting it: the quarantine queue has
             a copy already.
         retry_error: what the body gave as the cause of the retry that it asked for.
+        failing: the body asks for a retry because of an error.
         result: what the job has succeeded with, in this attempt.
     """
 
@@ -59,8 +61,15 @@ class Attempt(Hold):
     gave_up: bool = False
     keep_from_broker: bool = False
     retry_error: BaseException | None = None
+    failing: bool = False
     result: Any = None
     _began: float = field(default_factory=time.monotonic)
+    _handled: BaseException | None = None
+
+    @property
+    def retries(self) -> int:
+        """How often the present call was tried before, as Celery counts."""
+        return max(self.number - 1 - self.job.attempts_before, 0)
 
     @property
     def now(self) -> datetime:
@@ -74,6 +83,8 @@ class Attempt(Hold):
         if self.outcome is not None:
             return self.outcome()
         self._say_redelivered()
+        # What its caller may be handling is none of the body's errors.
+        self._handled = sys.exc_info()[1]
         try:
             if getattr(self.task, "transactional", False):
                 # An earlier attempt may have written the result, but nothing into the database.
@@ -108,7 +119,7 @@ class Attempt(Hold):
         another one itself (``self.retry()``). Each attempt has a message of its own here."""
         asked_for = self.job.envelope.headers.get("retries") or 0
         request = self.task.request
-        if self.number - 1 > asked_for:
+        if self.retries > asked_for:
             request.delivery_info = {**(request.delivery_info or {}), "redelivered": True}
 
     @contextmanager
@@ -136,18 +147,53 @@ class Attempt(Hold):
             )
         with self._open_transaction() as session:
             yield session
+            self.check_calls()
             self._succeed(result)
 
+    @contextmanager
+    def asking_again(self, error: BaseException | None) -> Iterator[None]:
+        """The body calls ``self.retry()`` in this block.
+
+        Arguments:
+            error: what it gives as the cause.
+        """
+        self.retry_error = error
+        # Without an error a retry is no failure: the body wants to be called again.
+        self.failing = error is not None or sys.exc_info()[1] is not self._handled
+        try:
+            yield
+        except (Retry, Reject):
+            raise
+        except Exception:
+            # The task's own limit is reached, and Celery raises the error itself.
+            self.gave_up = not self.settled
+            raise
+        finally:
+            self.failing = False
+
     def resume_as(self, new: NewJob) -> None:
-        """End the attempt because the body sent its own id again."""
+        """End the attempt because the body sent its own id again.
+
+        Raises:
+            UncommittedCalls: it left a call uncommitted, which no other attempt makes again.
+        """
         self.guard.check_room(new.body)
+        part = self.job.part
+        if self.replacing:
+            part = part.replaced(self.number, new.max_attempts)
+        elif self.failing:
+            part = part.again(self.number, new.max_attempts)
+        else:
+            part = part.on(self.number, new.max_attempts)
+        if part.number != self.job.part.number:
+            self.check_calls()
         error = self.retry_error
         code = (
             None
             if error is None
             else verdict_on(self.task, self.job.id, error, self.now).error_code
         )
-        if not self._settle(State.RETRYING, self._fence.resume_as(new, code)):
+        if not self._settle(State.RETRYING, self._fence.resume_as(new, part, code)):
             # Not raised here: Task.retry() would turn it into a rejected message.
             self._lose()
 
@@ -157,7 +203,11 @@ class Attempt(Hold):
 
         Arguments:
             send: calls a chain, group or chord whose last step has the job's id.
+
+        Raises:
+            UncommittedCalls: the body left a call uncommitted.
         """
+        self.check_calls()
         replaced = self._fence.replace()
 
         def write(connection: Connection) -> bool:
@@ -166,6 +216,7 @@ class Attempt(Hold):
                 return False
             with of_no_job(), self.task.outbox.use(connection):
                 send()
+            self.guard.database.buffers.write(connection)
             return True
 
         try:
@@ -300,6 +351,7 @@ class Attempt(Hold):
             verdict,
             attempt=self.number,
             max_attempts=self.job.max_attempts,
+            attempts_before=self.job.attempts_before,
             policy=self.guard.policy_of(self.task),
             random=random.random(),
         )

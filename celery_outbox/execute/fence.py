@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from celery_outbox.core.part import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.store import continuing, quarantining, transitions
 from celery_outbox.store.recording import NewJob
@@ -54,9 +55,9 @@ class Fence:
             transitions.retry, error_code=error_code, error_detail=error_detail, delay=delay
         )
 
-    def resume_as(self, new: NewJob, error_code: str | None) -> Write:
+    def resume_as(self, new: NewJob, part: Part, error_code: str | None) -> Write:
         """Another attempt follows, with the message that the body itself sent."""
-        return self._ending(transitions.resume_as, new=new, error_code=error_code)
+        return self._ending(transitions.resume_as, new=new, part=part, error_code=error_code)
 
     def replace(self) -> Write:
         """The job goes on as others, the last of which will have its id."""

@@ -343,7 +343,7 @@ class Guard:
         fix_callback_ids(job.id, "link", request.get("callbacks"))
         fix_callback_ids(job.id, "link_error", request.get("errbacks"))
         # Celery counts retries, this package counts attempts.
-        request["retries"] = max(attempt.number - 1, 0)
+        request["retries"] = attempt.retries
         request["args"], request["kwargs"] = call.args, call.kwargs
         return call
 

@@ -56,6 +56,10 @@ class Hold:
         left: the body ended by what is no ``Exception``.
         replacing: the body goes on as another task, which is no failure.
         transaction: the body's transaction, while it is open.
+
+    Of what the body enqueues, ``_calls`` counts equal calls by phase and fingerprint
+    (:meth:`child_id`), and ``_called_in`` has, for each transaction that the body has to commit
+    itself, a task that was called in it (:meth:`check_calls`).
     """
 
     guard: Guard
@@ -72,7 +76,6 @@ class Hold:
     _calls: defaultdict[tuple[str, str], Iterator[int]] = field(
         default_factory=lambda: defaultdict(itertools.count)
     )
-
     _called_in: dict[Any, str] = field(default_factory=dict)
 
     def note_call(self, task: str, transaction: Any) -> None:
@@ -105,9 +108,11 @@ class Hold:
         """The id of the next job that is enqueued by ``call``, a fingerprint.
 
         What hooks and signals enqueue after the end of an attempt belongs to that attempt: a
-        duplicate delivery runs them again, the next attempt has its own.
+        duplicate delivery runs them again, the next attempt has its own, and so has one with the
+        same number after a replay. The calls of a body belong to the part of the job's life that
+        it is in: what it calls after a continuation that it asked for is asked for anew.
         """
-        phase = f"after {self.number}" if self.settled else "body"
+        phase = f"after {self.lease.token}" if self.settled else f"part {self.job.part_number}"
         return child_id(self.job.id, phase, call, next(self._calls[phase, call]))
 
     @property

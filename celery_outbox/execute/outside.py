@@ -255,6 +255,7 @@ def _follow(connection: Connection, guard: Guard, task: Task, job: Job, reason: 
         Verdict(False, str(reason), reason=reason),
         attempt=job.attempt,
         max_attempts=job.max_attempts,
+        attempts_before=job.attempts_before,
         policy=guard.policy_of(task),
         random=random.random(),
     )

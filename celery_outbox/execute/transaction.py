@@ -75,7 +75,8 @@ class BodyTransaction:
         try:
             # What the body wrote takes as long as it takes, like the body.
             self.session.flush()
-            # The fence is the last statement before the commit.
+            # Before the fence: it locks the job's row, and what the body called may take long. Only
+            # what `write` itself records for a replacement comes behind it.
             self._database.buffers.write(self._connection())
             with self._database.limit(self._connection()):
                 if not write(self._connection()):

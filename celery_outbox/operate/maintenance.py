@@ -185,6 +185,7 @@ class Maintenance:
             _LOST,
             attempt=job.attempt,
             max_attempts=job.max_attempts,
+            attempts_before=job.attempts_before,
             policy=self._policy_of(job.task),
             random=random.random(),
         )

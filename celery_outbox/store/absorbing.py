@@ -23,7 +23,7 @@ def absorb(connection: Connection, tables: Tables, new: NewJob, *, actor: str) -
         return
     if continuing.goes_on_as(first, new):
         continuing.go_on(connection, tables, first, new, actor=actor)
-    elif first.task != new.task and not (continuing.nesting(new) or continuing.was_replaced(first)):
+    elif first.task != new.task and not continuing.was_replaced(first):
         raise JobIdTaken(job_id=new.id, task=new.task, owner=first.task)
     elif new.chord_id is not None and new.chord_position is not None:
         # The chord gets what the first job ends with.

@@ -6,9 +6,7 @@ from sqlalchemy import Connection
 
 from celery_outbox.core.states import State, Transition
 from celery_outbox.store import messages
-from celery_outbox.store.applying import NO_LEASE as _NO_LEASE
-from celery_outbox.store.applying import apply as _apply
-from celery_outbox.store.applying import note as _journal
+from celery_outbox.store.applying import NO_LEASE, apply, note
 from celery_outbox.store.clock import db_moment
 from celery_outbox.store.job import Job
 from celery_outbox.store.recording import NewJob
@@ -26,19 +24,21 @@ def replace(
     Returns:
         Whether it took effect; ``False``: the lease was lost.
     """
-    took = _apply(
+    took = apply(
         connection,
         tables,
         Transition.REPLACE,
         job_id,
         [tables.job.c.lease_token == token],
-        **_NO_LEASE,
+        **NO_LEASE,
+        part=tables.job.c.part + 1,
+        attempts_before=attempt,
         error_code=None,
         error_detail=None,
     )
     if took:
         messages.drop_pending(connection, tables, job_id)
-        _journal(connection, tables, Transition.REPLACE, job_id, attempt, actor)
+        note(connection, tables, Transition.REPLACE, job_id, attempt, actor)
     return took
 
 
@@ -49,8 +49,9 @@ def goes_on_as(job: Job, new: NewJob) -> bool:
 
 
 def was_replaced(job: Job) -> bool:
-    """Whether a job is the last step of a replacement, so that its task may have changed."""
-    return job.state is State.REPLACED or _nesting(job) > 0
+    """Whether a job is the last step of a replacement, or would have become it had it not been
+    cancelled, so that its task may have changed."""
+    return job.state is State.REPLACED or job.attempts_before > 0 or _nesting(job) > 0
 
 
 def nesting(new: NewJob) -> int:
@@ -72,7 +73,7 @@ def go_on(connection: Connection, tables: Tables, job: Job, new: NewJob, *, acto
         Whether it took effect; ``False``: somebody else has recorded this step.
     """
     due_at = db_moment(new.available_at)
-    took = _apply(
+    took = apply(
         connection,
         tables,
         Transition.CONTINUE,
@@ -93,5 +94,5 @@ def go_on(connection: Connection, tables: Tables, job: Job, new: NewJob, *, acto
     if took:
         now = new.available_at is None
         messages.add(connection, tables, job.id, due_at=None if now else due_at, wake=now)
-        _journal(connection, tables, Transition.CONTINUE, job.id, job.attempt, actor)
+        note(connection, tables, Transition.CONTINUE, job.id, job.attempt, actor)
     return took

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Select, select
 
 from celery_outbox.core.decisions import JobFacts
+from celery_outbox.core.part import Part
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.dialects import is_mysql
@@ -30,6 +31,8 @@ class Job:
     relay: bool
     attempt: int
     max_attempts: int
+    part_number: int
+    attempts_before: int
     deliveries: int
     lease_token: int
     leased_by: str | None
@@ -57,6 +60,7 @@ class Job:
         values: dict[str, Any] = dict(row)
         values["state"] = State(values["state"])
         values["envelope_json"] = values.pop("envelope")
+        values["part_number"] = values.pop("part")
         values["relay"] = bool(values["relay"])
         return cls(**values)
 
@@ -64,6 +68,11 @@ class Job:
     def envelope(self) -> Envelope:
         """The stored message. Read on demand: a row that is broken must not stop a listing."""
         return Envelope.from_json(self.envelope_json)
+
+    @property
+    def part(self) -> Part:
+        """The part of the job's life that it is in."""
+        return Part(self.part_number, self.attempts_before, self.max_attempts)
 
     @property
     def facts(self) -> JobFacts:

@@ -103,6 +103,8 @@ def replay(
         **NOT_FINAL,
         relay=int(relay),
         attempt=0,
+        attempts_before=0,
+        max_attempts=job.max_attempts - job.attempts_before,
         error_code=None,
         error_detail=None,
         available_at=db_now(),

@@ -104,6 +104,10 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("relay", Integer, nullable=False, server_default=text("0")),
         Column("attempt", Integer, nullable=False, server_default=text("0")),
         Column("max_attempts", Integer, nullable=False),
+        # Continuations that the job itself asked for: what it calls since then is new.
+        Column("part", Integer, nullable=False, server_default=text("0")),
+        # Attempts that it had when its present call began (self.replace).
+        Column("attempts_before", Integer, nullable=False, server_default=text("0")),
         Column("deliveries", Integer, nullable=False, server_default=text("0")),
         Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
         Column("leased_by", Name(255)),

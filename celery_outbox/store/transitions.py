@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, null, or_, update
 
+from celery_outbox.core.part import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition
 from celery_outbox.store import messages
@@ -169,12 +170,15 @@ def resume_as(
     attempt: int,
     actor: str,
     new: NewJob,
+    part: Part,
     error_code: str | None,
 ) -> bool:
     """End the attempt because the body itself asked to go on later (``self.retry``).
 
-    The message that the body sent replaces the stored one. One more attempt is permitted at
-    least: whoever asks for it by hand has a limit of his own.
+    The message that the body sent replaces the stored one.
+
+    Arguments:
+        part: of the job's life, that the next attempt is in.
     """
     return _next_attempt(
         connection,
@@ -192,7 +196,9 @@ def resume_as(
         body=new.body,
         expires_at=new.expires_at,
         result_key=new.result_key,
-        max_attempts=max(new.max_attempts, attempt + 1),
+        part=part.number,
+        attempts_before=part.attempts_before,
+        max_attempts=part.max_attempts,
         relay=int(new.relay),
     )
 

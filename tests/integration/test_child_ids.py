@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
-from celery import Task, group, signature
-from sqlalchemy import select, update
+from celery import Task, chain, chord, group, signals, signature
+from sqlalchemy import delete, select
 
+from celery_outbox import Outbox
 from celery_outbox.core.child_id import child_id, fingerprint
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.store import job as jobs
+from celery_outbox.store import transitions
 from tests.factories import Database
-from tests.integration.delivering import add_task, again, deliver
+from tests.integration.delivering import add_task, again, deliver, raising
 
 
 def children(recorded: Database, parent: str) -> list[tuple[str, list]]:
@@ -26,23 +33,28 @@ def children(recorded: Database, parent: str) -> list[tuple[str, list]]:
 
 def run_again(recorded: Database, task: Task, job_id: str) -> str:
     """Deliver the next attempt of a job that is being retried, when it is due."""
-    job = recorded.tables.job
-    recorded.execute(
-        update(job).where(job.c.id == job_id).values(available_at=recorded.job(job_id).recorded_at)
-    )
+    recorded.make_due(job_id)
     return deliver(task, job_id)
+
+
+@contextmanager
+def connected(signal: Any, receiver: Callable[..., None]) -> Iterator[None]:
+    signal.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver)
 
 
 class Parent:
     """A task whose body makes the calls of one attempt after the other; all but the last fail."""
 
     def __init__(self, outbox, *attempts, **options) -> None:
-        self.child = add_task(outbox.app, name="shop.child", **options.pop("child", {}))
+        self.child = add_task(outbox.app, **{"name": "shop.child", **options.pop("child", {})})
         self.attempts = list(attempts)
         body = self.body
-        self.task = add_task(
-            outbox.app, lambda task: body(task), name="shop.parent", bind=True, **options
-        )
+        options = {"name": "shop.parent", "bind": True, **options}
+        self.task = add_task(outbox.app, lambda task: body(task), **options)
         self.job_id = self.task.delay().id
 
     def body(self, task):
@@ -157,9 +169,108 @@ def test_calls_by_name_and_signatures_are_recognized_too(outbox, recorded):
     assert found == [("billing.invoice", [1]), ("billing.invoice", [2]), ("shop.child", [3])]
 
 
-def test_a_group_has_celerys_own_ids_and_is_enqueued_by_each_attempt(outbox, recorded):
-    def grouped(child):
+CANVASES = {
+    "group": lambda child: group(child.s(1), child.s(2)),
+    "list": lambda child: group([child.s(number) for number in range(5)]),
+    "chain": lambda child: chain(child.si(1), child.si(2)),
+    "chord": lambda child: chord([child.s(1), child.s(2)], child.si(3)),
+    "chain of groups": lambda child: chain(
+        child.si(1), group(child.si(2), child.si(3)), child.si(4)
+    ),
+    "group of chains": lambda child: group(
+        chain(child.si(1), child.si(2)), chord([child.si(3), child.si(4)], child.si(5))
+    ),
+}
+
+
+@pytest.mark.parametrize("canvas", CANVASES)
+def test_a_canvas_is_enqueued_once_and_runs_to_its_end_once(outbox, recorded, canvas):
+    def call(child):
+        CANVASES[canvas](child).apply_async()
+        # An equal one is another one.
+        CANVASES[canvas](child).delay()
+
+    once = Parent(outbox, call, child={"name": "shop.once"})
+    again = Parent(outbox, call, call, call, name="shop.again")
+    assert deliver(once.task, once.job_id) == "SUCCESS"
+    again.run(recorded)
+    job = recorded.tables.job
+
+    def waiting() -> list[tuple[str, str]]:
+        wanted = select(job.c.id, job.c.task).where(
+            job.c.state == "queued", job.c.task.in_(["shop.once", "shop.child"])
+        )
+        with recorded.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(wanted)]
+
+    ran = Counter()
+    while found := waiting():
+        for job_id, task in found:
+            assert deliver(outbox.app.tasks[task], job_id) == "SUCCESS"
+            ran[task] += 1
+    assert ran["shop.child"] == ran["shop.once"] > 3
+
+
+def test_a_chord_that_has_ended_since_is_not_enqueued_again(outbox, recorded):
+    call = lambda child: chord([child.s(1), child.s(2)], child.si(3)).delay()  # noqa: E731
+    parent = Parent(outbox, call, call)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    for count in (2, 1):
+        found = recorded.do(jobs.find, states=frozenset({State.QUEUED}))
+        assert len(found) == count
+        for job in found:
+            assert deliver(parent.child, job.id) == "SUCCESS"
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert recorded.do(jobs.find, states=frozenset({State.QUEUED})) == []
+    assert len(children(recorded, parent.job_id)) == 3
+
+
+def test_another_canvas_is_never_absorbed(outbox, recorded):
+    def otherwise(child):
+        group(child.s(1), child.s(3)).delay()
+        group(child.s(2), child.s(1)).delay()
         group(child.s(1), child.s(2)).delay()
+
+    parent = Parent(outbox, lambda child: group(child.s(1), child.s(2)).delay(), otherwise)
+    assert len(parent.run(recorded)) == 6
+
+
+def test_a_canvas_that_was_recorded_in_part_is_completed(outbox, recorded):
+    grouped = lambda child: group([child.s(number) for number in range(4)]).delay()  # noqa: E731
+    parent = Parent(outbox, grouped, grouped)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    job, message = recorded.tables.job, recorded.tables.message
+    found = [row.id for row in recorded.do(jobs.find, limit=9)]
+    missing = next(job_id for job_id in found if job_id != parent.job_id)
+    recorded.execute(delete(message).where(message.c.job_id == missing))
+    recorded.execute(delete(job).where(job.c.id == missing))
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert recorded.job(missing).state is State.QUEUED
+    assert [args for _, args in children(recorded, parent.job_id)] == [[0], [1], [2], [3]]
+
+
+def test_what_a_receiver_calls_while_a_canvas_is_sent_takes_none_of_its_ids(outbox, recorded):
+    seen = []
+
+    def receiver(headers=None, **kwargs):
+        seen.append(signature("shop.child", (9,), app=outbox.app).freeze().id)
+
+    def grouped(child):
+        with connected(signals.before_task_publish, receiver) if failing else nullcontext():
+            group(child.s(1), child.s(2)).delay()
+
+    failing = True
+    parent = Parent(outbox, grouped, grouped)
+    assert deliver(parent.task, parent.job_id) == "RETRY"
+    failing = False
+    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    assert len(seen) == 2
+    assert len(children(recorded, parent.job_id)) == 2
+
+
+def test_a_group_out_of_a_generator_has_celerys_own_ids(outbox, recorded):
+    def grouped(child):
+        group(child.s(number) for number in (1, 2)).delay()
 
     assert len(Parent(outbox, grouped, grouped).run(recorded)) == 4
 
@@ -213,6 +324,143 @@ def test_a_replayed_job_does_not_enqueue_again(outbox, recorded):
     assert children(recorded, parent.job_id) == [("shop.child", [1])]
 
 
+def test_a_hook_enqueues_again_for_an_attempt_after_a_replay(outbox, recorded):
+    alert = add_task(outbox.app, name="shop.alert")
+
+    def on_failure(self, *args):
+        alert.delay()
+
+    base = type("Alerting", (type(alert).__mro__[1],), {"abstract": True, "on_failure": on_failure})
+    task = add_task(outbox.app, raising(ValueError("1"), ValueError("2")), base=base)
+    job_id = task.delay().id
+    deliver(task, job_id)
+    outbox.control.replay(job_id)
+    deliver(task, job_id)
+    assert len(children(recorded, job_id)) == 2
+
+
+def rounds(recorded: Database, outbox: Outbox, job_id: str) -> list[list]:
+    """Deliver a job until it has ended; returns the arguments of its children."""
+    while recorded.job(job_id).state in (State.QUEUED, State.RETRYING):
+        run_again(recorded, outbox.app.tasks[recorded.job(job_id).task], job_id)
+    assert recorded.job(job_id).state is State.SUCCEEDED
+    return [args for _, args in children(recorded, job_id)]
+
+
+def test_each_round_of_a_poll_loop_enqueues_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+
+    def poll(self):
+        child.delay("tick")
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+
+    task = add_task(outbox.app, poll, bind=True)
+    # Delivered where an error is being handled, which is none of the body's.
+    try:
+        raise OSError
+    except OSError:
+        assert rounds(recorded, outbox, task.delay().id) == [["tick"]] * 3
+
+
+@pytest.mark.parametrize("way", ["exc", "positional exc", "except", "finally", "autoretry_for"])
+def test_a_retry_because_of_an_error_enqueues_nothing_anew(outbox, recorded, way):
+    child = add_task(outbox.app, name="shop.child")
+
+    def body(self):
+        child.delay("tick")
+        if self.request.retries == 2:
+            return
+        if way == "exc":
+            raise self.retry(exc=OSError(), countdown=0)
+        if way == "positional exc":
+            raise self.retry(None, None, OSError(), countdown=0)
+        try:
+            raise OSError
+        except OSError:
+            if way == "except":
+                raise self.retry(countdown=0) from None
+            raise
+        finally:
+            if way == "finally":
+                self.retry(countdown=0)
+
+    options = {"autoretry_for": (OSError,)} if way == "autoretry_for" else {}
+    task = add_task(outbox.app, body, bind=True, name="shop.polling", **options)
+    assert rounds(recorded, outbox, task.delay().id) == [["tick"]]
+
+
+def test_a_round_that_fails_or_is_lost_enqueues_nothing_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+    ends = iter(["next", "error", "lost", "next", None])
+
+    def poll(self):
+        child.delay("tick")
+        end = next(ends)
+        if end == "next":
+            raise self.retry(countdown=0)
+        if end == "error":
+            raise ConnectionError
+        if end == "lost":
+            recorded.end_lease(job_id)
+            recorded.do(transitions.rescue, recorded.job(job_id), actor="maintenance", delay=0.0)
+
+    task = add_task(outbox.app, poll, bind=True, max_retries=None)
+    job_id = task.delay().id
+    # Three rounds: the second one has three attempts.
+    assert rounds(recorded, outbox, job_id) == [["tick"]] * 3
+    assert recorded.job(job_id).attempt == 5
+
+
+def test_a_job_that_is_replaced_by_itself_or_another_enqueues_anew(outbox, recorded):
+    child = add_task(outbox.app, name="shop.child")
+    tasks = {}
+
+    def body(self, number):
+        child.delay("tick")
+        if number:
+            raise self.replace(tasks["next"].s(number - 1))
+
+    tasks["first"] = add_task(outbox.app, body, name="shop.first", bind=True)
+    tasks["next"] = add_task(outbox.app, body, name="shop.next", bind=True)
+    assert rounds(recorded, outbox, tasks["first"].delay(2).id) == [["tick"]] * 3
+    assert rounds(recorded, outbox, tasks["next"].delay(2).id)[:3] == [["tick"]] * 3
+
+
+@pytest.mark.parametrize("canvas", ["chain", "chord", "group"])
+def test_the_last_step_of_a_replacement_enqueues_anew(outbox, recorded, canvas):
+    child = add_task(outbox.app, name="shop.child")
+    between = add_task(outbox.app, lambda *args: 1, name="shop.between")
+
+    def last(self, *args):
+        child.delay("tick")
+        if self.request.retries < 1:
+            raise ConnectionError
+
+    end = add_task(outbox.app, last, name="shop.end", bind=True)
+
+    def body(self):
+        child.delay("tick")
+        first = (
+            chord([between.si()], end.si()) if canvas == "chord" else chain(between.si(), end.si())
+        )
+        if canvas == "group":
+            first = chain(group(between.si(), between.si()), end.si())
+        raise self.replace(first)
+
+    task = add_task(outbox.app, body, bind=True)
+    job_id = task.delay().id
+    deliver(task, job_id)
+    job = recorded.tables.job
+    with recorded.engine.connect() as connection:
+        waiting = select(job.c.id).where(job.c.task == "shop.between")
+        steps = connection.execute(waiting).scalars().all()
+    for step in steps:
+        assert deliver(between, step) == "SUCCESS"
+    assert rounds(recorded, outbox, job_id).count(["tick"]) == 2
+    assert recorded.job(job_id).attempt == 3
+
+
 def test_arguments_that_cannot_be_serialized_are_explained_as_ever(outbox, recorded):
     parent = Parent(outbox, lambda child: child.delay(object()))
     assert deliver(parent.task, parent.job_id) == "FAILURE"
@@ -223,11 +471,12 @@ def test_arguments_that_cannot_be_serialized_are_explained_as_ever(outbox, recor
 def test_ids_differ_by_parent_phase_call_and_ordinal():
     call, other = fingerprint("t", b"1", b"23"), fingerprint("t", b"12", b"3")
     ids = {
-        child_id("a", "body", call, 0),
-        child_id("b", "body", call, 0),
+        child_id("a", "part 0", call, 0),
+        child_id("b", "part 0", call, 0),
+        child_id("a", "part 1", call, 0),
         child_id("a", "after 1", call, 0),
-        child_id("a", "body", other, 0),
-        child_id("a", "body", call, 1),
+        child_id("a", "part 0", other, 0),
+        child_id("a", "part 0", call, 1),
     }
-    assert len(ids) == 5
-    assert child_id("a", "body", call, 0) in ids
+    assert len(ids) == 6
+    assert child_id("a", "part 0", call, 0) in ids

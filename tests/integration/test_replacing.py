@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 
-from celery_outbox import Outbox
+from celery_outbox import Outbox, RetryPolicy
 from celery_outbox.core.states import State
 from celery_outbox.store import transitions
 from tests.factories import Database
-from tests.integration.delivering import add_task, again, deliver
+from tests.integration.delivering import add_task, again, deliver, raising
 
 
 class Shop:
@@ -178,3 +178,72 @@ def test_a_quarantined_step_that_is_replayed_leads_to_the_end_after_all(shop):
     shop.outbox.control.replay(first)
     shop.run()
     assert shop.recorded.job("job-1").state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("canvas", ["task", "chain"])
+def test_a_replacement_begins_as_a_job_of_its_own_does(shop, canvas):
+    seen = []
+
+    def show(self):
+        seen.append((self.request.retries, self.request.delivery_info["redelivered"]))
+        if len(seen) < 5:
+            raise ConnectionError
+
+    end = add_task(shop.outbox.app, show, name="shop.shown", bind=True, max_attempts=3)
+    task = shop.replaced_by(
+        lambda: end.s() if canvas == "task" else chain(shop.step.s(1), end.si())
+    )
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    shop.run()
+    for _ in range(3):
+        shop.recorded.make_due("job-1")
+        deliver(end, "job-1")
+    # All of its three attempts, and none of what it stands for.
+    assert seen == [(0, False), (1, True), (2, True)]
+    job = shop.recorded.job("job-1")
+    assert (job.state, job.attempt, job.max_attempts) == (State.QUARANTINED, 4, 4)
+
+
+def test_a_replacement_has_all_the_retries_that_it_asks_for(shop):
+    seen = []
+
+    def flaky(self):
+        seen.append(self.request.retries)
+        raise self.retry(countdown=0, max_retries=2)
+
+    end = add_task(shop.outbox.app, flaky, name="shop.flaky", bind=True)
+    task = shop.replaced_by(end.s)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    for _ in range(4):
+        shop.recorded.make_due("job-1")
+        deliver(end, "job-1")
+    assert seen == [0, 1, 2]
+    assert shop.recorded.job("job-1").reason == "attempts_exhausted"
+
+
+def test_a_replacement_that_fails_waits_as_after_a_first_attempt(shop):
+    policy = RetryPolicy(delay=100, factor=3, jitter=0)
+    fail = raising(ConnectionError())
+    end = add_task(shop.outbox.app, fail, name="shop.failing", retry_policy=policy)
+    task = shop.replaced_by(end.s)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    deliver(end, "job-1")
+    job = shop.recorded.job("job-1")
+    assert (job.state, job.attempt) == (State.RETRYING, 2)
+    assert 90 < (job.available_at - job.now).total_seconds() <= 100
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("taken", ["export-42", "6b1e9c52-2a63-4c0e-8a5c-0f6f2f7a9d11"])
+def test_a_replacement_whose_id_is_another_jobs_leaves_nothing_behind(shop, taken, transactional):
+    shop.step.apply_async((1,), task_id=taken)
+    make = lambda: chain(shop.last.s(1).set(task_id=taken), shop.step.s())  # noqa: E731
+    task = shop.replaced_by(make, transactional=transactional)
+    task.apply_async(task_id="job-1")
+    deliver(task, "job-1")
+    job = shop.recorded.job("job-1")
+    assert (job.state, job.error_code) == (State.QUARANTINED, "celery_outbox.exceptions.JobIdTaken")
+    assert shop.recorded.counts()[0] == 2

@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
+from celery_outbox.core.part import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State
-from celery_outbox.store import dialects, journal, quarantining, recording, transitions, workers
+from celery_outbox.store import (
+    continuing,
+    dialects,
+    journal,
+    quarantining,
+    recording,
+    transitions,
+    workers,
+)
 from celery_outbox.store import job as jobs
 from tests.factories import Database, new_envelope, new_job
 
@@ -160,12 +169,29 @@ def test_a_body_that_sends_its_own_id_again_goes_on_as_what_it_sent(database: Da
     job = database.put(State.RUNNING, max_attempts=1)
     envelope = new_envelope(queue="slow")
     sent = new_job(job.id, queue="slow", envelope=envelope, body=b"[[2], {}, {}]", max_attempts=1)
-    took = database.do(transitions.resume_as, job.id, 1, new=sent, error_code=None, **ENDED)
+    how: dict[str, Any] = {"new": sent, "part": Part(4, 1, 3), "error_code": None}
+    took = database.do(transitions.resume_as, job.id, 1, **how, **ENDED)
     again = database.job(job.id)
     assert took
     assert (again.state, again.queue, again.body) == (State.RETRYING, "slow", b"[[2], {}, {}]")
-    assert again.max_attempts == 2
+    assert again.part == Part(4, 1, 3)
     assert kinds(database, job.id) == ["task"]
+
+
+def test_a_step_that_goes_on_for_a_replaced_job_begins_a_part_of_its_own(database: Database):
+    job = database.put(State.RUNNING)
+    database.do(continuing.replace, job.id, job.lease_token, **ENDED)
+    replaced = database.job(job.id)
+    assert replaced.part == Part(1, 1, 3)
+    step = new_job(job.id, task="shop.last", max_attempts=5)
+    assert database.do(continuing.go_on, replaced, step, actor="worker-1")
+    assert database.job(job.id).part == Part(1, 1, 6)
+    database.do(transitions.claim, database.job(job.id), actor="worker", lease=60)
+    why: dict[str, Any] = {"reason": Reason.PERMANENT, "error_code": "ValueError", "copy": False}
+    database.do(quarantining.quarantine, job.id, 2, attempt=2, actor="worker", **why)
+    database.do(quarantining.replay, database.job(job.id), actor="person")
+    # It has all the attempts of its present task again.
+    assert (database.job(job.id).attempt, database.job(job.id).part) == (0, Part(1, 0, 5))
 
 
 def test_a_heartbeat_extends_the_leases_that_its_worker_still_runs(database: Database):

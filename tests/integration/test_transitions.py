@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from celery_outbox.core.part import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.core.states import State, Transition, sources, target
 from celery_outbox.store import continuing, quarantining, recording, relaying, transitions
@@ -40,6 +41,7 @@ def resume_as(database: Database, job: Job) -> bool:
         job.id,
         job.lease_token,
         new=new_job(job.id, body=b"[[2], {}, {}]"),
+        part=Part(0, 0, 3),
         error_code=None,
         **ENDED,
     )

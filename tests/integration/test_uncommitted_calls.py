@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery import chain
 from sqlalchemy import text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -100,3 +101,53 @@ def test_the_calls_of_a_transactional_body_are_committed_for_it(shop, recorded, 
     job_id = run(shop, body, bind=True, transactional=way == "task")
     assert ended(recorded, job_id) == (State.SUCCEEDED, None)
     assert recorded.job("child").state is State.QUEUED
+
+
+@pytest.mark.parametrize("way", ["task", "chain", "poll"])
+def test_a_body_that_goes_on_in_another_way_does_not_lose_its_calls(shop, sessions, recorded, way):
+    child = add_task(shop.app, name="shop.child")
+    ways = {"task": lambda: child.s(), "chain": lambda: chain(child.si(), child.si())}
+
+    def body(self):
+        sessions.execute(text("SELECT 1"))
+        child.apply_async(task_id="child")
+        raise self.retry(countdown=0) if way == "poll" else self.replace(ways[way]())
+
+    job_id = run(shop, body, bind=True)
+    assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
+    assert recorded.counts()[0] == 1
+    assert not sessions().in_transaction()
+
+
+def test_an_attempt_that_failed_and_is_made_again_calls_again(shop, sessions, recorded):
+    child = add_task(shop.app, name="shop.child")
+
+    def body(self):
+        sessions.execute(text("SELECT 1"))
+        child.delay()
+        if self.request.retries == 0:
+            raise self.retry(exc=OSError(), countdown=0)
+        sessions.commit()
+
+    job_id = run(shop, body, bind=True)
+    assert ended(recorded, job_id)[0] is State.RETRYING
+    assert recorded.counts()[0] == 1
+    recorded.make_due(job_id)
+    deliver(shop.app.tasks["shop.body"], job_id)
+    assert ended(recorded, job_id) == (State.SUCCEEDED, None)
+    assert recorded.counts()[0] == 2
+
+
+def test_a_block_that_ends_the_job_does_not_lose_the_calls_before_it(shop, recorded):
+    child = add_task(shop.app, name="shop.child")
+    left_open = Session(shop.engine)
+
+    def body(self):
+        child.apply_async(session=left_open)
+        with self.transaction():
+            child.delay()
+
+    job_id = run(shop, body, bind=True)
+    assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
+    assert recorded.counts()[0] == 1
+    left_open.close()
