@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -15,12 +14,12 @@ from kombu.exceptions import EncodeError
 from kombu.serialization import dumps
 from sqlalchemy import Connection
 
-from celery_outbox.context import running_job
 from celery_outbox.core.chords import LAST
+from celery_outbox.record.alone import Alone
+from celery_outbox.record.batch import Batches
 from celery_outbox.record.binding import connection_of
 from celery_outbox.store import chords
 from celery_outbox.store.database import Database
-from celery_outbox.store.patience import patiently
 
 
 class ChordRecorder:
@@ -30,7 +29,8 @@ class ChordRecorder:
         app: the Celery app.
         database: the outbox tables.
         owners: says whose transaction a call belongs to.
-        database_timeout: seconds for which a callback waits for the database.
+        alone: transactions for what comes with none.
+        batches: the blocks that a call with none belongs to.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class ChordRecorder:
         database: Database,
         *,
         owners: Callable[[], Sequence[Any]],
-        database_timeout: float,
+        alone: Alone,
+        batches: Batches,
     ) -> None:
         self._app = app
         self._database = database
         self._owners = owners
-        self._database_timeout = database_timeout
+        self._alone = alone
+        self._batches = batches
 
     def begin(self, header: Sequence[Any], body: Any) -> None:
         """Note a chord whose header is recorded next (``Backend.apply_chord``).
@@ -110,12 +112,11 @@ class ChordRecorder:
                 self._database.ensure_ready(connection)
                 work(connection)
                 return
-        write = partial(self._database.write, work)
-        running = running_job.get()
-        if running is not None and running.settled:
-            patiently(write, timeout=self._database_timeout, what="callback")
+        batch = self._batches.here()
+        if batch is not None:
+            batch.add(work)
         else:
-            write()
+            self._alone.write(work)
 
 
 def chord_of(

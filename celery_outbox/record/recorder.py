@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any, cast
 
 from celery import Celery, Task
@@ -29,6 +28,8 @@ from celery_outbox.exceptions import (
     PayloadTooLarge,
     UnusableSession,
 )
+from celery_outbox.record.alone import Alone, is_callback
+from celery_outbox.record.batch import Batches
 from celery_outbox.record.binding import (
     RUN_SYNC,
     Place,
@@ -42,12 +43,12 @@ from celery_outbox.record.chords import chord_of
 from celery_outbox.record.payload import explain
 from celery_outbox.record.waiting import Waiting
 from celery_outbox.store.absorbing import absorb
-from celery_outbox.store.buffer import Call, can_wait
+from celery_outbox.store.buffer import can_wait
+from celery_outbox.store.calls import Call
 from celery_outbox.store.database import Database
 from celery_outbox.store.dialects import check_room
 from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.envelope import Envelope
-from celery_outbox.store.patience import patiently
 from celery_outbox.store.recording import NewJob, record
 from celery_outbox.store.schema import MAX_JOB_ID, MAX_NAME
 
@@ -63,10 +64,11 @@ class Recorder:
 
     Arguments:
         app: the Celery app.
-        database: the outbox tables, and transactions for calls that come with none.
+        database: the outbox tables.
+        alone: transactions for calls that come with none.
+        batches: the groups that calls with none belong to.
         require_transaction: refuse calls that come with no transaction.
         max_payload_size: largest serialized payload, in bytes.
-        database_timeout: seconds for which a callback waits for the database.
     """
 
     def __init__(
@@ -74,15 +76,17 @@ class Recorder:
         app: Celery,
         database: Database,
         *,
+        alone: Alone,
+        batches: Batches,
         require_transaction: bool,
         max_payload_size: int,
-        database_timeout: float,
     ) -> None:
         self._app = app
         self._database = database
+        self._alone = alone
+        self._batches = batches
         self._require_transaction = require_transaction
         self._max_payload_size = max_payload_size
-        self._database_timeout = database_timeout
         self._actor = f"{socket.gethostname()}:{os.getpid()}"
         self._waiting = Waiting(database.tables, database.buffers)
 
@@ -211,17 +215,13 @@ class Recorder:
             if place is not None:
                 self._record_in(place, new, task, stable)
                 return
-        running = running_job.get()
-        is_callback = running is not None and running.settled
-        if self._require_transaction and not is_callback:
+        if self._require_transaction and not is_callback():
             raise NoTransaction(task=task)
-        work = partial(self._database.write, lambda connection: self._insert(connection, new))
-        if is_callback:
-            # A callback of a job that has succeeded: its own transaction is over, so it waits
-            # for a database that is away as long as a claim does.
-            patiently(work, timeout=self._database_timeout, what="callback")
+        batch = self._batches.here()
+        if batch is not None:
+            batch.add(Call.of(new, self._actor))
         else:
-            work()
+            self._alone.write(lambda connection: self._insert(connection, new))
 
     def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
         connection = connection_now(place, self._database.tables, task)
