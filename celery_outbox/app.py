@@ -7,7 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from kombu import Queue
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from celery_outbox import backend, batch, queues
+from celery_outbox import backend, queues
 from celery_outbox.config import Config
 from celery_outbox.context import RunningJob, is_callback, running_job
 from celery_outbox.control_class import revoke_in_the_database
@@ -36,7 +36,9 @@ from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.members import Bounded, Members
 from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
-from celery_outbox.record import canvas_ids
+from celery_outbox.record import canvas, canvas_ids
+from celery_outbox.record.alone import Alone
+from celery_outbox.record.batch import Batches
 from celery_outbox.record.binding import begun, connection_of
 from celery_outbox.record.by_name import record_calls_by_name
 from celery_outbox.record.chords import ChordRecorder
@@ -106,7 +108,7 @@ class Outbox:
         record_calls_by_name(app, Outbox.of, self._task_named)
         revoke_in_the_database(app)
         backend.install(app, lambda: Outbox.of(app))
-        batch.install(app, lambda: Outbox.of(app).together())
+        canvas.install(app, _together)
 
     @classmethod
     def of(cls, app: Celery) -> Outbox:
@@ -292,29 +294,46 @@ class Outbox:
         """Whose transaction a call belongs to: the first of these that is there."""
         if is_callback():
             # Celery sends callbacks when the body is over, and nobody would commit for them.
-            return (session, self._used(), batch.connection_here)
+            return (session, self._used())
         # In a worker no framework commits a session that the body has not touched.
         in_worker = running_job.get() is not None or _runs_plain_task()
         configured = self._begun if in_worker else self._session
-        return (session, self._used(), configured, self._batch)
+        return (session, self._used(), configured)
 
-    def _batch(self) -> Connection | None:
-        # A block of ours is none that the caller has opened.
-        return None if self.config.require_transaction else batch.connection_here()
+    def together(self, *, lazy: bool = False) -> AbstractContextManager[None]:
+        """A block whose calls, as far as they come with no transaction, are recorded in one at its
+        end; after an exception, none of them is. Celery's groups and chords are such blocks.
 
-    def together(self) -> AbstractContextManager[None]:
-        """A block whose calls are recorded in one transaction of their own, where they come with
-        none, unless they take longer than half a second or pause."""
-        return batch.together(self.database, self.config.database_timeout)
+        Arguments:
+            lazy: calls that take their time to come are recorded meanwhile, in several
+                transactions.
+
+        Raises:
+            RecordError, sqlalchemy.exc.DBAPIError: at the end of the block: they cannot be
+                recorded.
+        """
+        return self._batches.together(lazy=lazy)
+
+    @cached_property
+    def _alone(self) -> Alone:
+        return Alone(
+            self.database,
+            require_transaction=self.config.require_transaction,
+            timeout=self.config.database_timeout,
+        )
+
+    @cached_property
+    def _batches(self) -> Batches:
+        return Batches(self.tables, self._alone.write)
 
     @cached_property
     def _recorder(self) -> Recorder:
         return Recorder(
             self.app,
             self.database,
-            require_transaction=self.config.require_transaction,
+            alone=self._alone,
+            batches=self._batches,
             max_payload_size=self.config.max_payload_size,
-            database_timeout=self.config.database_timeout,
         )
 
     @cached_property
@@ -324,8 +343,8 @@ class Outbox:
             self.app,
             self.database,
             owners=lambda: self._owners(None),
-            require_transaction=self.config.require_transaction,
-            database_timeout=self.config.database_timeout,
+            alone=self._alone,
+            batches=self._batches,
         )
 
     # -- the database ------------------------------------------------------------------
@@ -503,3 +522,10 @@ class Outbox:
             problem="no database is configured",
             remedy="Set it, or use Outbox(app, engine=...).",
         )
+
+
+def _together(app: Celery, *, lazy: bool) -> AbstractContextManager[None]:
+    """The block of a canvas; of one that is called eagerly, and so runs now, there is none."""
+    if not Outbox.exists(app) or app.conf.task_always_eager:
+        return nullcontext()
+    return Outbox.of(app).together(lazy=lazy)

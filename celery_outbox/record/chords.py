@@ -15,8 +15,9 @@ from kombu.serialization import dumps
 from sqlalchemy import Connection
 
 from celery_outbox.core.chords import LAST
+from celery_outbox.record.alone import Alone
+from celery_outbox.record.batch import Batches
 from celery_outbox.record.binding import connection_of
-from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.store import chords
 from celery_outbox.store.database import Database
 
@@ -28,8 +29,8 @@ class ChordRecorder:
         app: the Celery app.
         database: the outbox tables.
         owners: says whose transaction a call belongs to.
-        require_transaction: refuse chords that come with no transaction.
-        database_timeout: seconds for which a callback waits for the database.
+        alone: transactions for what comes with none.
+        batches: the blocks that a call with none belongs to.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class ChordRecorder:
         database: Database,
         *,
         owners: Callable[[], Sequence[Any]],
-        require_transaction: bool,
-        database_timeout: float,
+        alone: Alone,
+        batches: Batches,
     ) -> None:
         self._app = app
         self._database = database
         self._owners = owners
-        self._require_transaction = require_transaction
-        self._database_timeout = database_timeout
+        self._alone = alone
+        self._batches = batches
 
     def begin(self, header: Sequence[Any], body: Any) -> None:
         """Note a chord whose header is recorded next (``Backend.apply_chord``).
@@ -111,8 +112,12 @@ class ChordRecorder:
                 self._database.ensure_ready(connection)
                 work(connection)
                 return
-        check_allowed("celery.chord", require_transaction=self._require_transaction)
-        in_own_transaction(lambda: self._database.write(work), timeout=self._database_timeout)
+        self._alone.check_allowed("celery.chord")
+        batch = self._batches.here()
+        if batch is not None:
+            batch.add(work)
+        else:
+            self._alone.write(work)
 
 
 def chord_of(

@@ -27,6 +27,8 @@ from celery_outbox.exceptions import (
     PayloadTooLarge,
     UnusableSession,
 )
+from celery_outbox.record.alone import Alone
+from celery_outbox.record.batch import Batches
 from celery_outbox.record.binding import (
     RUN_SYNC,
     Place,
@@ -37,11 +39,11 @@ from celery_outbox.record.binding import (
 from celery_outbox.record.capture import RecordingProducer
 from celery_outbox.record.child import derived_id
 from celery_outbox.record.chords import chord_of
-from celery_outbox.record.own_transaction import check_allowed, in_own_transaction
 from celery_outbox.record.payload import explain
 from celery_outbox.record.waiting import Waiting
 from celery_outbox.store.absorbing import absorb
-from celery_outbox.store.buffer import Call, can_wait
+from celery_outbox.store.buffer import can_wait
+from celery_outbox.store.calls import Call
 from celery_outbox.store.database import Database
 from celery_outbox.store.dialects import check_room
 from celery_outbox.store.engine import is_autocommit
@@ -61,10 +63,10 @@ class Recorder:
 
     Arguments:
         app: the Celery app.
-        database: the outbox tables, and transactions for calls that come with none.
-        require_transaction: refuse calls that come with no transaction.
+        database: the outbox tables.
+        alone: transactions for calls that come with none.
+        batches: the groups that calls with none belong to.
         max_payload_size: largest serialized payload, in bytes.
-        database_timeout: seconds for which a callback waits for the database.
     """
 
     def __init__(
@@ -72,15 +74,15 @@ class Recorder:
         app: Celery,
         database: Database,
         *,
-        require_transaction: bool,
+        alone: Alone,
+        batches: Batches,
         max_payload_size: int,
-        database_timeout: float,
     ) -> None:
         self._app = app
         self._database = database
-        self._require_transaction = require_transaction
+        self._alone = alone
+        self._batches = batches
         self._max_payload_size = max_payload_size
-        self._database_timeout = database_timeout
         self._actor = f"{socket.gethostname()}:{os.getpid()}"
         self._waiting = Waiting(database.tables, database.buffers)
 
@@ -209,11 +211,12 @@ class Recorder:
             if place is not None:
                 self._record_in(place, new, task, stable)
                 return
-        check_allowed(task, require_transaction=self._require_transaction)
-        in_own_transaction(
-            lambda: self._database.write(lambda connection: self._insert(connection, new)),
-            timeout=self._database_timeout,
-        )
+        self._alone.check_allowed(task)
+        batch = self._batches.here()
+        if batch is not None:
+            batch.add(Call.of(new, self._actor))
+        else:
+            self._alone.write(lambda connection: self._insert(connection, new))
 
     def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
         connection = connection_now(place, self._database.tables, task)

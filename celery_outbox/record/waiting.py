@@ -13,7 +13,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from celery_outbox.exceptions import UnusableSession
-from celery_outbox.store.buffer import Buffers, Call
+from celery_outbox.store.buffer import Buffers
+from celery_outbox.store.calls import Call
 from celery_outbox.store.engine import connection_in
 from celery_outbox.store.schema import Tables
 

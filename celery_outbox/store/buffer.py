@@ -9,12 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,9 +19,9 @@ from sqlalchemy.util.concurrency import in_greenlet
 
 from celery_outbox.exceptions import NotWritten, UnusableSession
 from celery_outbox.log import log_event
-from celery_outbox.store.absorbing import absorb
+from celery_outbox.store.calls import Call, write_calls
 from celery_outbox.store.engine import begin_before_savepoint, in_driver_transaction
-from celery_outbox.store.recording import MOST_ROWS, NewJob, record_all
+from celery_outbox.store.recording import MOST_ROWS
 from celery_outbox.store.schema import Tables
 
 logger = logging.getLogger("celery_outbox.store")
@@ -48,36 +44,6 @@ def can_wait(connection: Connection | Engine) -> bool:
     """Whether the database can be talked to here: with an asynchronous driver only in what
     SQLAlchemy runs for the event loop, and not in a coroutine itself."""
     return not connection.dialect.is_async or in_greenlet()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that is recorded and not written yet.
-
-    Attributes:
-        new: the job that it asks for.
-        actor: who made it, for the journal.
-        at: when it was made, by this process's monotonic clock.
-    """
-
-    new: NewJob
-    actor: str | None
-    at: float
-
-    @classmethod
-    def of(cls, new: NewJob, actor: str | None) -> Call:
-        """A call that is made now. What the caller gave may be changed by the caller before it
-        is written, so the text is made of it here."""
-        return cls(replace(new, envelope_json=new.envelope.to_json()), actor, time.monotonic())
-
-    @property
-    def due(self) -> NewJob:
-        """The job as it is to be written now: its delay counts from the call."""
-        wait = self.new.available_at
-        if not isinstance(wait, timedelta):
-            return self.new
-        wait -= timedelta(seconds=time.monotonic() - self.at)
-        return replace(self.new, available_at=max(wait, timedelta()))
 
 
 class Buffers:
@@ -176,7 +142,7 @@ class _Buffer:
                 )
             self._calls.append(call)
             self._ids.add(call.new.id)
-            self._size += len(call.new.body or b"") + len(call.new.envelope_json or "")
+            self._size += call.size
             self._look(connection)
             full = len(self._calls) >= MOST_ROWS or self._size >= MOST_BYTES
         if (full or ending) and can_wait(connection):
@@ -188,7 +154,7 @@ class _Buffer:
             self._writing = True
             try:
                 self._ensure_ready(connection)
-                self._record(connection, calls)
+                write_calls(connection, self._tables, calls)
             except BaseException:
                 # Some of the rows may be there: only a rollback leads on from here.
                 self._failed = True
@@ -212,12 +178,6 @@ class _Buffer:
             if not self._calls:
                 self._forget()
             return taken
-
-    def _record(self, connection: Connection, calls: list[Call]) -> None:
-        for actor, group in groupby(calls, key=lambda call: call.actor):
-            due = [call.due for call in group]
-            for new in record_all(connection, self._tables, due, actor=actor):
-                absorb(connection, self._tables, new, actor=actor)
 
     def _refuse(self, problem: str) -> None:
         raise NotWritten(count=len(self._calls), problem=problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
@@ -96,6 +96,21 @@ class Database:
             return work(connection)
 
         return retry_transaction(self.engine, checked, limit=partial(self.limit, patience=patience))
+
+    def write_all(self, steps: Sequence[Callable[[Connection], None]]) -> None:
+        """Run all steps in one transaction, as :meth:`write`, which may take long as a whole: the
+        database may be silent for so many seconds in each of them.
+
+        Raises:
+            SchemaError, sqlalchemy.exc.DBAPIError: see :meth:`write`.
+        """
+
+        def work(connection: Connection) -> None:
+            for step in steps:
+                with self.limit(connection):
+                    step(connection)
+
+        self.write(work, patience=self._patience * (len(steps) + 1))
 
     def read(self, work: Callable[[Connection], Result]) -> Result:
         """Run ``work``, which writes nothing.

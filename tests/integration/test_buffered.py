@@ -32,7 +32,8 @@ from sqlalchemy.orm import Session
 from celery_outbox import JobIdTaken, NotWritten, Outbox, RecordError, UnserializableArgument
 from celery_outbox import UnusableSession as Unusable
 from celery_outbox.core.states import State
-from celery_outbox.store.buffer import MOST_BYTES, Call
+from celery_outbox.store.buffer import MOST_BYTES
+from celery_outbox.store.calls import Call
 from celery_outbox.store.dialects import TABLE_OPTIONS, Name, is_mysql
 from tests.factories import Database, add_task, new_job, open_outbox
 

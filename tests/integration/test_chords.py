@@ -15,14 +15,7 @@ from celery.exceptions import TaskRevokedError
 from sqlalchemy import Connection, event, select
 from sqlalchemy.orm import Session
 
-from celery_outbox import (
-    NoTransaction,
-    Outbox,
-    PayloadTooLarge,
-    PermanentError,
-    UnserializableArgument,
-    batch,
-)
+from celery_outbox import NoTransaction, Outbox, PayloadTooLarge, PermanentError
 from celery_outbox.core.chords import Part
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.chords import Chords
@@ -291,14 +284,6 @@ def test_a_group_or_chain_takes_the_session_of_its_call_and_a_chord_refuses_it(s
     assert shop.recorded.counts()[0] == 3
 
 
-def test_a_group_without_a_transaction_that_fails_at_once_leaves_nothing_behind(shop):
-    with pytest.raises(UnserializableArgument):
-        group(shop.part.s(1), shop.part.s(object()), shop.part.s(3)).delay()
-    assert shop.recorded.counts() == (0, 0, 0)
-    group(shop.part.s(1), shop.part.s(2)).delay()
-    assert shop.recorded.counts()[0] == 2
-
-
 def test_a_chord_that_is_refused_without_a_transaction_leaves_nothing_behind(installed_url):
     with open_outbox(installed_url, init=False, outbox_require_transaction=True) as outbox:
         shop = Shop(outbox, Database(outbox.engine, outbox.tables))
@@ -420,26 +405,6 @@ def test_a_revoked_member_is_a_failed_one(shop):
     state, text = shop.reaches(result.id)
     assert state == "FAILURE"
     assert TaskRevokedError.__name__ in text
-
-
-@pytest.mark.parametrize(("bound", "in_time"), [("LONGEST", 5), ("PAUSE", 2)])
-def test_a_group_whose_members_take_their_time_is_recorded_as_they_come(
-    shop, monkeypatch, bound, in_time
-):
-    monkeypatch.setattr(batch, bound, 0.0)
-    seen = []
-
-    def members() -> Iterator[Any]:
-        for number in range(6):
-            seen.append(shop.recorded.counts()[0])
-            yield shop.part.s(number)
-
-    chord(members())(shop.body.s())
-    # Celery looks some members ahead.
-    assert seen[0] == 0
-    assert seen[in_time] >= 1
-    shop.run()
-    assert shop.calls == [[0, 1, 2, 3, 4, 5]]
 
 
 @pytest.mark.parametrize("installed_url", ["sqlite", "postgresql"], indirect=True)

@@ -196,14 +196,12 @@ def test_a_task_without_the_outbox_calls_back_jobs(shop):
 
 def test_an_error_callback_that_the_database_does_not_take_is_called_later(shop, monkeypatch):
     cancel(shop, call_chord(shop))
-    recorder = shop.outbox._recorder
     with monkeypatch.context() as away:
 
         def fail(*args: Any) -> None:
             raise OperationalError("INSERT", {}, Exception("no such luck"))
 
-        away.setattr(recorder, "_insert", fail)
-        away.setattr(recorder, "_keep", fail)
+        away.setattr(shop.outbox.database, "write_all", fail)
         assert shop.members.count() == 0
     assert [state for state, *_ in shop.chords()] == ["open"]
     assert shop.members.count() == 1
