@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from celery import Celery, Task, signals, states
@@ -43,13 +42,13 @@ from celery_outbox.exceptions import (
 )
 from celery_outbox.execute import adoption
 from celery_outbox.execute.attempt import Attempt, raising, stored_result
-from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.celery_versions import must_leave
 from celery_outbox.execute.claim import Claim
-from celery_outbox.execute.delivery import VERSION_HEADER, Delivery
+from celery_outbox.execute.delivery import Delivery
 from celery_outbox.execute.escaped import caught, is_redelivered, unreported
 from celery_outbox.execute.hold import Lease
-from celery_outbox.execute.payload import Call, Undecodable, decode_call
+from celery_outbox.execute.hydrating import hydrate
+from celery_outbox.execute.payload import Call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
 from celery_outbox.execute.transaction import undo
@@ -291,7 +290,7 @@ class Guard:
         return attempt
 
     def _run(self, tracer: Tracer, attempt: Attempt, request: dict[str, Any]) -> trace_ok_t:
-        call = self._hydrate(attempt, request)
+        call = hydrate(self.app, attempt, request)
         token = running_job.set(attempt)
         try:
             traced = tracer(attempt.job_id, call.args, call.kwargs, request)
@@ -321,35 +320,9 @@ class Guard:
                 return ended_by(Reject("a callback could not be sent", requeue=True))
         return traced
 
-    def _hydrate(self, attempt: Attempt, request: dict[str, Any]) -> Call:
-        """Put what the job's row says into the request that Celery's tracer works with."""
-        job = attempt.job
-        call, headers = Call([], {}, {}), {}
-        try:
-            headers = job.envelope.headers
-            call = decode_call(self.app, job)
-        except (Undecodable, ValueError, TypeError) as error:
-            if attempt.outcome is None:
-                attempt.outcome = attempt.refusal(error)
-        for name, value in headers.items():
-            if name not in ("id", "task"):
-                request[name] = value
-        if job.available_at - job.recorded_at > _DELAYED:
-            # The message has none, since the delay was the database's.
-            request["eta"] = job.available_at.isoformat()
-        request.update(call.embed)
-        # A body finds in self.request.headers what the call gave, and gives it to its retries.
-        request.pop(VERSION_HEADER, None)
-        fix_callback_ids(job.id, "link", request.get("callbacks"))
-        fix_callback_ids(job.id, "link_error", request.get("errbacks"))
-        # Celery counts retries, this package counts attempts.
-        request["retries"] = attempt.retries
-        request["args"], request["kwargs"] = call.args, call.kwargs
-        return call
-
     def _revoke(self, task: Task, attempt: Attempt, request: dict[str, Any], why: str) -> None:
         """Tell Celery's result backend and signals that a job will not run."""
-        self._hydrate(attempt, request)
+        hydrate(self.app, attempt, request)
         context = Context(request)
         expired = why == "expired"
         with reporting(attempt.job_id):
@@ -368,9 +341,6 @@ class Guard:
                 sender=task, request=context, terminated=False, signum=None, expired=expired
             )
 
-
-#: A job that is due so much later than it was recorded was called for a later time.
-_DELAYED = timedelta(milliseconds=100)
 
 #: The parts of a message's body beside the arguments.
 _EMBED = ("callbacks", "errbacks", "chain", "chord")
