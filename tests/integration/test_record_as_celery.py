@@ -8,6 +8,7 @@ import socket
 import pytest
 from celery import chain, chord, group, signals
 from celery.result import AsyncResult
+from sqlalchemy.orm import Session
 
 from celery_outbox.core.states import State
 from tests.factories import Database, add_task, make_app, make_stock_app, open_outbox
@@ -23,8 +24,7 @@ def fail(message: str) -> None:
     raise ValueError(message)
 
 
-@pytest.fixture
-def no_network(monkeypatch):
+def refuse_connections(monkeypatch):
     """Make every connection that Python opens an error; the database driver has its own."""
 
     def refuse(*args, **kwargs):
@@ -34,6 +34,12 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Nobody opens a connection."""
+    refuse_connections(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +65,27 @@ def test_a_call_reaches_neither_broker_nor_result_backend(
         ids += [member.id for member in chord([task.s(1), task.s(2)])(task.si(3)).parent]
         jobs = [Database(outbox.engine, outbox.tables).job(job_id) for job_id in ids]
     assert [job.state for job in jobs] == [State.QUEUED] * 7
+
+
+@pytest.mark.parametrize(
+    ("end", "counts"), [("commit", (1, 1, 1)), ("rollback", NOTHING)], ids=["commit", "rollback"]
+)
+def test_with_the_broker_away_a_transaction_leaves_one_job_and_one_message_or_nothing(
+    installed_url, monkeypatch, end, counts
+):
+    with open_outbox(installed_url, init=False, broker_url="amqp://127.0.0.1:1//") as outbox:
+        recorded = Database(outbox.engine, outbox.tables)
+        task = add_task(outbox.app, add)
+        with Session(outbox.engine) as session:
+            # The database's own connection is there.
+            session.connection()
+            refuse_connections(monkeypatch)
+            with outbox.use(session):
+                job_id = task.delay(1).id
+            getattr(session, end)()
+        monkeypatch.undo()
+        assert recorded.counts() == counts
+        assert [row.job_id for row in recorded.messages()] == [job_id] * counts[1]
 
 
 @pytest.mark.parametrize("of_task", [False, True])

@@ -19,7 +19,7 @@ from celery_outbox import Outbox, UnserializableArgument
 from celery_outbox.core.states import State
 from celery_outbox.store import recording
 from celery_outbox.store.envelope import Envelope
-from tests.factories import Database, new_job
+from tests.factories import Database, new_job, open_outbox
 from tests.integration.delivering import add_task, deliver
 
 #: What is tested does not depend on the database's kind.
@@ -84,6 +84,32 @@ def test_a_row_that_an_older_kombu_has_written_runs(outbox: Outbox, recorded: Da
     assert [type(each) for each in seen["args"]] == [type(each) for each in OLD_ARGUMENTS]
     assert seen["kwargs"] == {"when": when}
     assert seen["headers"] == {"tenant": "7", "since": when}
+
+
+def test_a_row_that_an_older_kombu_has_written_is_published(installed_url: str) -> None:
+    row = json.loads(OLD_ROW.read_text())
+    envelope = Envelope.from_json(row["envelope"])
+    with open_outbox(installed_url, init=False, broker_url="memory://") as outbox:
+        recorded = Database(outbox.engine, outbox.tables)
+        for relay in (True, False):
+            job = new_job(
+                f"job-{relay}", envelope=envelope, body=b64decode(row["body"]), relay=relay
+            )
+            recorded.do(recording.record, job, actor="caller")
+        outbox.dispatcher().drain()
+        with outbox.app.connection_for_read() as connection, connection.channel() as channel:
+            # In full, as to another service, and as a claim check.
+            in_full, claim_check = (channel.basic_get("celery", no_ack=True) for _ in range(2))
+            assert channel.basic_get("celery") is None
+        states = recorded.job("job-True").state, recorded.job("job-False").state
+    args, kwargs, _ = in_full.decode()
+    assert [type(each) for each in args] == [type(each) for each in OLD_ARGUMENTS]
+    assert args == OLD_ARGUMENTS
+    when = datetime(2026, 1, 31, tzinfo=timezone.utc)
+    assert kwargs == {"when": when}
+    for message in (in_full, claim_check):
+        assert (message.headers["tenant"], message.headers["since"]) == ("7", when)
+    assert states == (State.RELAYED, State.QUEUED)
 
 
 def test_a_type_that_the_app_has_registered_arrives(outbox, recorded, point_is_known):
