@@ -8,12 +8,10 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery, Task
-from celery._state import get_current_worker_task
 from celery.result import AsyncResult
 from celery.utils.nodenames import gethostname
 from kombu import Queue
@@ -22,7 +20,6 @@ from sqlalchemy.orm import Session, scoped_session
 
 from celery_outbox import backend, queues
 from celery_outbox.config import Config
-from celery_outbox.context import RunningJob, is_callback, running_job
 from celery_outbox.control_class import revoke_in_the_database
 from celery_outbox.core.retry import RetryPolicy
 from celery_outbox.dispatch.dispatcher import Dispatcher
@@ -31,17 +28,19 @@ from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
 from celery_outbox.log import log_event
+from celery_outbox.operate.bounded import Bounded
 from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
-from celery_outbox.operate.members import Bounded, Members
+from celery_outbox.operate.members import Members
 from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record import canvas, canvas_ids
 from celery_outbox.record.alone import Alone
 from celery_outbox.record.batch import Batches
-from celery_outbox.record.binding import begun, connection_of
+from celery_outbox.record.binding import begun
 from celery_outbox.record.by_name import record_calls_by_name
 from celery_outbox.record.chords import ChordRecorder
+from celery_outbox.record.owners import Owners
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
 from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
@@ -53,19 +52,6 @@ _ATTRIBUTE = "_celery_outbox"
 
 #: Held while an app gets its outbox: two threads must not make two.
 _making = threading.Lock()
-
-
-def _runs_plain_task() -> bool:
-    """Whether a worker runs a task without the outbox here."""
-    task = get_current_worker_task()
-    return task is not None and not task.request.is_eager
-
-
-class _Used(NamedTuple):
-    """A session that calls are recorded in, and the job or report that said so."""
-
-    session: Any
-    by: RunningJob | None
 
 
 class Outbox:
@@ -100,7 +86,7 @@ class Outbox:
         self._engine = engine
         self._session = session
         self._result_store = result_store
-        self._ambient: ContextVar[_Used | None] = ContextVar("outbox_session", default=None)
+        self._owners = Owners(session)
         self._worker_id: str | None = None
         self._has_imported = False
         setattr(app, _ATTRIBUTE, self)
@@ -181,31 +167,14 @@ class Outbox:
 
     # -- recording ---------------------------------------------------------------------
 
-    @contextmanager
-    def use(self, session: Any) -> Iterator[None]:
+    def use(self, session: Any) -> AbstractContextManager[None]:
         """Record the calls made in this block in the transaction of ``session``.
 
         Arguments:
             session: a SQLAlchemy Session, scoped_session or Connection, or one of their
                 asynchronous kinds.
         """
-        if session is None:
-            raise UnusableSession(task="(any)", kind="NoneType", remedy="pass a session")
-        token = self._ambient.set(_Used(session, running_job.get()))
-        try:
-            yield
-        finally:
-            self._ambient.reset(token)
-
-    def _used(self) -> Any:
-        """The session of the block of :meth:`use` that is open here, unless a job or a report has
-        begun in it, which has nothing to do with that transaction."""
-        used = self._ambient.get()
-        return used.session if used is not None and used.by is running_job.get() else None
-
-    def _begun(self) -> Any:
-        """The configured session, if a transaction has begun in it, and not before a callback."""
-        return None if is_callback() else begun(self._session)
+        return self._owners.use(session)
 
     def write(self, session: Any) -> None:
         """Write the calls recorded in the transaction of ``session``, before it is committed
@@ -225,10 +194,8 @@ class Outbox:
         """A transaction outside a worker's job, for a body that needs one: inside the caller's
         transaction, if there is one, or of its own. Calls made in it are recorded in it.
         """
-        owner = self._used() or self._begun()
-        if isinstance(owner, scoped_session):
-            owner = owner()
-        if isinstance(owner, Session):
+        owner = self._owners.open_session()
+        if owner is not None:
             # SQLite's driver begins no transaction for a savepoint, whose end commits it then.
             begin_immediate(connection_in(owner, self.tables))
             with self.use(owner), owner.begin_nested():
@@ -239,15 +206,12 @@ class Outbox:
 
     def current_session(self) -> Session | None:
         """The session that calls are recorded in here, if it is one of :meth:`use`."""
-        owner = self._used()
-        if isinstance(owner, scoped_session):
-            owner = owner()
-        return owner if isinstance(owner, Session) else None
+        return self._owners.used_session()
 
     @contextmanager
     def _body_session(self) -> Iterator[Session]:
         """The configured session, or a new one, in which the calls made here are recorded."""
-        found = None if self._session is None or is_callback() else self._session()
+        found = self._owners.body_session()
         if found is None:
             # Objects stay readable after the commit, which is not made by the body.
             with Session(self.engine, expire_on_commit=False) as session, self.use(session):
@@ -283,22 +247,12 @@ class Outbox:
             args,
             kwargs,
             task_id=task_id,
-            owners=self._owners(session),
+            owners=self._owners.of_call(session),
             max_attempts=self.guard.policy_of(task).max_attempts,
             result_key_template=template,
             options=options,
             relay=relay,
         )
-
-    def _owners(self, session: Any) -> tuple[Any, ...]:
-        """Whose transaction a call belongs to: the first of these that is there."""
-        if is_callback():
-            # Celery sends callbacks when the body is over, and nobody would commit for them.
-            return (session, self._used())
-        # In a worker no framework commits a session that the body has not touched.
-        in_worker = running_job.get() is not None or _runs_plain_task()
-        configured = self._begun if in_worker else self._session
-        return (session, self._used(), configured)
 
     def together(self, *, lazy: bool = False) -> AbstractContextManager[None]:
         """A block whose calls, as far as they come with no transaction, are recorded in one at its
@@ -342,7 +296,7 @@ class Outbox:
         return ChordRecorder(
             self.app,
             self.database,
-            owners=lambda: self._owners(None),
+            owners=lambda: self._owners.of_call(None),
             alone=self._alone,
             batches=self._batches,
         )
@@ -402,7 +356,7 @@ class Outbox:
             republish_after=self.config.republish_after,
             lease=self.config.lease,
             count_members=Bounded(
-                Members(self.app, self.chords, after=self.config.lease).count
+                Members(self.app, self.chords, after=self.config.lease).count, "members"
             ).run,
         )
 
@@ -431,7 +385,7 @@ class Outbox:
             UnknownJob: there is none with this id.
             WrongState: it is running or has ended.
         """
-        self.control.cancel(job_id, self._connection_here(session))
+        self.control.cancel(job_id, self._owners.connection(session, self.tables))
 
     def revoke(self, task_ids: Sequence[Any], send: Send, *, replies: bool = False) -> Any:
         """Cancel those of many tasks that are jobs and wait, in the caller's transaction, and tell
@@ -444,15 +398,8 @@ class Outbox:
         Returns:
             The answers of the workers that were told already.
         """
-        connection = self._connection_here(None)
+        connection = self._owners.connection(None, self.tables)
         return Revoke(self.app, self.control, send).run(task_ids, connection, replies=replies)
-
-    def _connection_here(self, session: Any) -> Connection | None:
-        for owner in (session, self._used(), self._begun()):
-            connection = connection_of(owner, self.tables, "(any)")
-            if connection is not None:
-                return connection
-        return None
 
     # -- Celery's side -----------------------------------------------------------------
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, states
 from celery._state import get_current_worker_task
 from celery.canvas import maybe_signature
@@ -19,9 +18,16 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.context import of_no_job, reporting, running_job
-from celery_outbox.core.chords import LAST, ChordState, Part, first_failed, results_of
+from celery_outbox.core.chords import ChordState, Part, first_failed, results_of
 from celery_outbox.core.states import State
 from celery_outbox.execute.callback_id import fix_ids
+from celery_outbox.execute.chord_errors import Outer, report, without_id
+from celery_outbox.execute.chord_places import (
+    Member,
+    place_of,
+    places_in,
+    places_of,
+)
 from celery_outbox.execute.payload import decode_result, encode_result
 from celery_outbox.log import log_event
 from celery_outbox.store import chords
@@ -33,14 +39,6 @@ logger = logging.getLogger("celery_outbox.execute")
 
 #: A job in one of these has another end before it, whatever Celery made of this one.
 _GOES_ON = frozenset({State.QUEUED, State.RUNNING, State.RETRYING, State.SUCCEEDED})
-
-
-class Member(NamedTuple):
-    """A place in the header of a chord."""
-
-    chord_id: str
-    job_id: str
-    position: int
 
 
 class Failure(NamedTuple):
@@ -91,7 +89,7 @@ class Chords:
         if not request.group or not request.id:
             return True
         failed = state in states.PROPAGATE_STATES
-        members = _places(request) if failed else [_place(request)]
+        members = places_of(request) if failed else [place_of(request)]
         running = running_job.get()
         ours = True
         for member in members:
@@ -243,20 +241,20 @@ class Chords:
         error callbacks have fixed ids."""
         chord = self.database.read(lambda c: chords.get(c, self.database.tables, chord_id))
         body = self._body(chord_id, chord, request)
-        called = request.called if isinstance(request, _Outer) else []
+        called = request.called if isinstance(request, Outer) else []
         errbacks = [*maybe_list(body.options.get("link_error") or [])]
         if called:
             # Celery gives the error callbacks of a chord to the chords in its header, too.
             body.options["link_error"] = [
-                each for each in errbacks if _without_id(each) not in called
+                each for each in errbacks if without_id(each) not in called
             ]
         log_event(logger, logging.ERROR, "outbox.chord_failed", chord=chord_id)
         with reporting(chord_id):
-            _report(backend, body, error)
+            report(backend, body, error)
         for member in places_in(body):
             # The body was to be a member of another chord.
             part = self.part_of(backend, member.job_id, error, failed=True)
-            outer = _Outer(body, member, [*called, *map(_without_id, errbacks)])
+            outer = Outer(body, member, [*called, *map(without_id, errbacks)])
             self.end(backend, member, part, outer, ended=[member.job_id])
 
         def note(connection: Connection) -> None:
@@ -264,93 +262,6 @@ class Chords:
             chords.forget_member(connection, self.database.tables, chord_id, ended)
 
         self._write(note)
-
-
-def _report(backend: Any, body: Any, error: ChordError) -> None:
-    """Call the error callbacks of a chord, and store the error as its body's.
-
-    Raises:
-        sqlalchemy.exc.SQLAlchemyError: the database did not take a callback in time.
-    """
-    try:
-        raise error
-    except ChordError:
-        told = backend.chord_error_from_stack(body, error)
-    # Celery stores what a callback raised in the error's place, and goes on.
-    raised = getattr(told, "exception", None)
-    if isinstance(raised, ExceptionWithTraceback):
-        raised = raised.exc
-    if isinstance(raised, SQLAlchemyError):
-        raise raised
-
-
-class _Outer:
-    """Stands for the request of a body that will not run, whose error callbacks were called."""
-
-    def __init__(self, body: Any, member: Member, called: list[dict[str, Any]]) -> None:
-        self.id = member.job_id
-        self.called = called
-        self.root_id = body.options.get("root_id")
-        self.chord = _chord_option(body, member.job_id)
-
-
-def _without_id(signature: Mapping[str, Any]) -> dict[str, Any]:
-    """A callback as the application made it: its id is of one use."""
-    options = {
-        name: value
-        for name, value in (signature.get("options") or {}).items()
-        if name not in ("task_id", "reply_to")
-    }
-    return {**signature, "options": options}
-
-
-def places_in(signature: Any) -> list[Member]:
-    """The places in the headers of chords that a signature fills when it has run."""
-    if not isinstance(signature, Mapping):
-        return []
-    kind, kwargs = signature.get("subtask_type"), signature.get("kwargs") or {}
-    if kind == "chain":
-        steps = list(kwargs.get("tasks") or ())
-        return places_in(steps[-1]) if steps else []
-    if kind == "group":
-        return [place for task in kwargs.get("tasks") or () for place in places_in(task)]
-    if kind == "chord":
-        return places_in(kwargs.get("body"))
-    options = signature.get("options") or {}
-    if options.get("chord") and options.get("group_id") and options.get("task_id"):
-        return [_member(options["group_id"], options["task_id"], options.get("group_index"))]
-    return []
-
-
-def _chord_option(signature: Any, job_id: str) -> Any:
-    """The body of the chord in whose header a job is, somewhere in a signature."""
-    options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
-    if options.get("task_id") == job_id and options.get("chord"):
-        return options["chord"]
-    for part in [*(kwargs.get("tasks") or ()), kwargs.get("body")]:
-        found = _chord_option(part, job_id) if isinstance(part, Mapping) else None
-        if found is not None:
-            return found
-    return None
-
-
-def _places(request: Any) -> list[Member]:
-    """Where a step of a chain that will not run is expected; a group with all its tasks."""
-    tasks = (request.kwargs or {}).get("tasks") if _kind(request) == "group" else None
-    found = [place for task in tasks or () for place in places_in(task)]
-    return found or [_place(request)]
-
-
-def _kind(request: Any) -> Any:
-    return getattr(request, "subtask_type", None)
-
-
-def _place(request: Any) -> Member:
-    return _member(request.group, request.id, request.group_index)
-
-
-def _member(chord_id: str, job_id: str, index: Any) -> Member:
-    return Member(chord_id, job_id, LAST if index is None else int(index))
 
 
 def _lineage(request: Any) -> dict[str, Any]:

@@ -4,8 +4,6 @@ waited, refused by the broker, given up when their worker was gone."""
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -17,7 +15,8 @@ from celery_outbox.core.chords import LAST, Part
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import JobQuarantined
 from celery_outbox.execute.callback_id import fix_callback_ids
-from celery_outbox.execute.chords import Chords, Member, places_in
+from celery_outbox.execute.chord_places import Member, places_in
+from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
 from celery_outbox.store import chords as store
@@ -28,9 +27,6 @@ logger = logging.getLogger("celery_outbox.operate")
 
 #: Members that one run counts.
 BATCH = 100
-
-#: Seconds for which the maintenance waits: the result backend hears of failures, and may be away.
-PATIENCE = 5.0
 
 
 class Members:
@@ -122,36 +118,6 @@ class Members:
             headers, embed = {}, {}
         fix_callback_ids(job.id, "link_error", embed.get("errbacks"))
         return Context({**headers, **embed, "id": job.id, "delivery_info": {}})
-
-
-class Bounded:
-    """Runs a work beside, and waits for it only so long; never twice at once.
-
-    Arguments:
-        work: returns how much it did.
-        patience: seconds.
-    """
-
-    def __init__(self, work: Callable[[], int], patience: float = PATIENCE) -> None:
-        self._work = work
-        self._patience = patience
-        self._thread: threading.Thread | None = None
-        self._done = 0
-
-    def run(self) -> int:
-        """Returns how much was done since the last call."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="outbox-members", daemon=True)
-            self._thread.start()
-        self._thread.join(self._patience)
-        done, self._done = self._done, 0
-        return done
-
-    def _run(self) -> None:
-        try:
-            self._done += self._work()
-        except Exception:
-            log_event(logger, logging.ERROR, "outbox.members_failed", exc_info=True)
 
 
 def _position(request: Context) -> int:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, func, or_, select, update
 from celery_outbox.core.chords import ChordState, Part
 from celery_outbox.core.states import State
 from celery_outbox.store.clock import db_after, db_now
-from celery_outbox.store.dialects import insert_if_absent
+from celery_outbox.store.dialects import insert_if_absent, random_order
 from celery_outbox.store.schema import Tables
 
 _SUCCEEDED = "succeeded"
@@ -203,7 +203,9 @@ def state_of(connection: Connection, tables: Tables, job_id: str) -> State | Non
 def uncounted(
     connection: Connection, tables: Tables, *, after: float, limit: int
 ) -> list[tuple[str, str, int | None]]:
-    """Jobs that ended ``after`` seconds ago and that a chord still waits for, the oldest first.
+    """Jobs that ended ``after`` seconds ago and that a chord still waits for.
+
+    In no order: those that cannot be counted, however often, do not hide the others.
 
     Returns:
         The ids of chord and job, and where in the header the job was expected; ``None``: its own
@@ -213,7 +215,7 @@ def uncounted(
     own = (
         select(job.c.chord_id, job.c.id)
         .where(job.c.chord_id.is_not(None), job.c.finished_at <= db_after(-after))
-        .order_by(job.c.finished_at)
+        .order_by(random_order(connection.dialect))
         .limit(limit)
     )
     found: list[tuple[str, str, int | None]] = [
@@ -223,6 +225,7 @@ def uncounted(
         select(part.c.chord_id, part.c.job_id, part.c.position)
         .join(job, job.c.id == part.c.job_id)
         .where(part.c.state.is_(None), job.c.finished_at <= db_after(-after))
+        .order_by(random_order(connection.dialect))
         .limit(limit)
     )
     found += [(row.chord_id, row.job_id, row.position) for row in connection.execute(expected)]

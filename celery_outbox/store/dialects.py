@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Dialect,
     Integer,
@@ -14,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
     insert,
     select,
     text,
@@ -74,6 +76,11 @@ def _name_mysql(name: Name, compiler: Any, **options: Any) -> str:
     # The collations of the table's option take "a " and "a" for the same.
     collation = "utf8mb4_nopad_bin" if compiler.dialect.is_mariadb else "utf8mb4_0900_bin"
     return f"VARCHAR({name.length}) CHARACTER SET utf8mb4 COLLATE {collation}"
+
+
+def random_order(dialect: Dialect) -> ColumnElement[float]:
+    """What puts rows in another order each time."""
+    return func.rand() if is_mysql(dialect) else func.random()
 
 
 def is_mysql(dialect: Dialect) -> bool:

@@ -175,7 +175,7 @@ def transaction_of(outbox: Outbox, way: str) -> Iterator[Any]:
     """A transaction that is the caller's, in each way in which it can be; yields its end."""
     if way == "configured":
         scoped = scoped_session(sessionmaker(outbox.engine))
-        outbox._session = scoped
+        Outbox(outbox.app, engine=outbox.engine, session=scoped)
         scoped.connection()
         yield scoped
         scoped.remove()

@@ -158,7 +158,7 @@ def test_async_tasks_do_not_see_each_others_session(installed_url):
             with outbox.use(number):
                 turns[number].set()
                 await turns[1 - number].wait()
-                used[str(number)] = outbox._used()
+                used[str(number)] = outbox._owners.used()
 
         await asyncio.gather(one(0), one(1))
 
