@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import uuid
@@ -27,7 +26,6 @@ from celery_outbox.exceptions import ConfigurationError, UnusableSession
 from celery_outbox.execute.chords import Chords
 from celery_outbox.execute.guard import Guard
 from celery_outbox.execute.result_store import ResultStore, open_store
-from celery_outbox.log import log_event
 from celery_outbox.operate.bounded import Bounded
 from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
@@ -45,8 +43,7 @@ from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
 from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
 from celery_outbox.store.schema import Tables, build_tables
-
-logger = logging.getLogger("celery_outbox")
+from celery_outbox.task_names import TaskNames
 
 _ATTRIBUTE = "_celery_outbox"
 
@@ -88,10 +85,10 @@ class Outbox:
         self._result_store = result_store
         self._owners = Owners(session)
         self._worker_id: str | None = None
-        self._has_imported = False
+        self._tasks = TaskNames(app)
         setattr(app, _ATTRIBUTE, self)
         canvas_ids.install()
-        record_calls_by_name(app, Outbox.of, self._task_named)
+        record_calls_by_name(app, Outbox.of, self._tasks.find)
         revoke_in_the_database(app)
         backend.install(app, lambda: Outbox.of(app))
         canvas.install(app, _together)
@@ -363,7 +360,7 @@ class Outbox:
     @cached_property
     def control(self) -> Control:
         """Looks at jobs and acts on them, as the command line does."""
-        return Control(self.database, is_plain_task=self._is_plain_task)
+        return Control(self.database, is_plain_task=self._tasks.is_plain)
 
     def job(self, job_id: str) -> JobStatus:
         """Where a job is, what became of it and why.
@@ -435,25 +432,6 @@ class Outbox:
     def _policy_of(self, task: str) -> RetryPolicy:
         known = self.app.tasks.get(task)
         return self.config.retry_policy if known is None else self.guard.policy_of(known)
-
-    def _is_plain_task(self, name: str) -> bool:
-        """Whether the app has a task of this name that does not use the outbox."""
-        # What a worker imports, a web process or the command line may not have yet.
-        self.app.loader.import_default_modules()
-        task = self.app.tasks.get(name)
-        return task is not None and not hasattr(type(task), "outbox")
-
-    def _task_named(self, name: str) -> Any:
-        """The task of this name, if the app has one; what a worker imports is imported once."""
-        tasks = self.app.tasks
-        if name not in tasks and not self._has_imported:
-            self._has_imported = True
-            try:
-                self.app.loader.import_default_modules()
-            except Exception:
-                # The call is relayed then, and a worker that has the task runs it as its own.
-                log_event(logger, logging.WARNING, "outbox.import_failed", exc_info=True)
-        return tasks.get(name)
 
     def _make_engine(self) -> Engine:
         if self._engine is not None:
