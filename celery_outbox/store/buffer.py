@@ -96,6 +96,8 @@ class _Buffer:
         self._size = 0
         #: The driver was seen in a transaction with these calls.
         self._open = False
+        #: And then out of it.
+        self._past = False
         #: A write of calls was begun and failed.
         self._failed = False
         #: The thread that is ending the transaction; nobody else may add to it.
@@ -158,8 +160,9 @@ class _Buffer:
             if self._failed:
                 self._refuse("the statement that was to write them failed")
             self._look(connection)
-            if self._open and in_driver_transaction(connection) is False:
-                # By the driver's own commit or rollback: who knows which of the two.
+            if self._past:
+                # By the driver's own commit or rollback, or by the server, which rolls back after
+                # a deadlock (MariaDB, MySQL): who knows which of them.
                 self._refuse("their transaction was ended past SQLAlchemy")
             taken, self._calls = self._calls[:MOST_ROWS], self._calls[MOST_ROWS:]
             if not self._calls:
@@ -171,7 +174,7 @@ class _Buffer:
 
     def _forget(self) -> None:
         self._calls, self._ids, self._size = [], set(), 0
-        self._open = self._failed = False
+        self._open = self._past = self._failed = False
 
     def _lose(self) -> None:
         tasks = ",".join(sorted({call.new.task for call in self._calls}))
@@ -180,7 +183,9 @@ class _Buffer:
         self._forget()
 
     def _look(self, connection: Connection) -> None:
-        self._open = self._open or in_driver_transaction(connection) is True
+        inside = in_driver_transaction(connection)
+        self._past = self._past or (self._open and inside is False)
+        self._open = self._open or inside is True
 
     # -- what happens on the connection ------------------------------------------------
 
@@ -216,7 +221,8 @@ class _Buffer:
 
     def _rolled_back(self, connection: Connection, *rest: Any) -> None:
         with self.lock:
-            if self._open and not self._failed and in_driver_transaction(connection) is False:
+            self._look(connection)
+            if self._calls and self._past and not self._failed:
                 self._lose()
             self._forget()
             self._ending = threading.get_ident()
