@@ -251,19 +251,15 @@ class Outbox:
             relay=relay,
         )
 
-    def together(self, *, lazy: bool = False) -> AbstractContextManager[None]:
+    def together(self) -> AbstractContextManager[None]:
         """A block whose calls, as far as they come with no transaction, are recorded in one at its
         end; after an exception, none of them is. Celery's groups and chords are such blocks.
-
-        Arguments:
-            lazy: calls that take their time to come are recorded meanwhile, in several
-                transactions.
 
         Raises:
             RecordError, sqlalchemy.exc.DBAPIError: at the end of the block: they cannot be
                 recorded.
         """
-        return self._batches.together(lazy=lazy)
+        return self._batches.together()
 
     @cached_property
     def _alone(self) -> Alone:
@@ -449,8 +445,8 @@ class Outbox:
         )
 
 
-def _together(app: Celery, *, lazy: bool) -> AbstractContextManager[None]:
+def _together(app: Celery, *, lazy: bool, began: float) -> AbstractContextManager[None]:
     """The block of a canvas; of one that is called eagerly, and so runs now, there is none."""
     if not Outbox.exists(app) or app.conf.task_always_eager:
         return nullcontext()
-    return Outbox.of(app).together(lazy=lazy)
+    return Outbox.of(app)._batches.together(lazy=lazy, began=began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -80,8 +80,14 @@ class Hold:
 
     def note_call(self, task: str, transaction: Any) -> None:
         """A call of ``task`` was recorded in a transaction that the body has to commit."""
-        if not self.settled and transaction is not None:
-            self._called_in.setdefault(transaction, task)
+        if self.settled or transaction is None or transaction in self._called_in:
+            return
+        # A body may have any number of them, and each keeps its connection. In place: threads of
+        # the body note theirs, too.
+        for each in list(self._called_in):
+            if not each.is_active:
+                self._called_in.pop(each, None)
+        self._called_in[transaction] = task
 
     def check_calls(self) -> None:
         """Refuse the success of a body that left the transaction of a call open: nobody commits
@@ -90,13 +96,15 @@ class Hold:
         Raises:
             UncommittedCalls: it was rolled back.
         """
-        for transaction, task in self._called_in.items():
+        for transaction, task in list(self._called_in.items()):
             ours = self.transaction is not None and self.transaction.is_in(transaction)
             if transaction.is_active and not ours:
                 # Before the end of the attempt is written: SQLite has one writer at a time.
                 self.guard.undo_what_was_left(self.job.id)
                 if transaction.is_active:
-                    transaction.rollback()
+                    # An asynchronous one cannot be asked here, nor can a connection that is lost.
+                    with suppress(SQLAlchemyError):
+                        transaction.rollback()
                 raise UncommittedCalls(job_id=self.job.id, task=self.task.name, called=task)
 
     @property

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from celery_outbox.context import running_job
 from celery_outbox.record.alone import Step
 from celery_outbox.store.calls import Call, write_calls
 from celery_outbox.store.recording import MOST_ROWS
@@ -23,12 +24,16 @@ from celery_outbox.store.schema import Tables
 MOST_CALLS = 10_000
 MOST_BYTES = 64 * 1024 * 1024
 
-#: Seconds that a group's generator may take for the next task. After that what it has yielded is
-#: written, since Celery's first tasks run before the last ones are made.
+#: Seconds that a group's generator may take for the next task. When it takes longer, what it
+#: yields is written as it comes, since Celery's first tasks run before the last ones are made.
 PAUSE = 0.9
 
-#: Seconds after which what such a generator has yielded is written in any case.
+#: Seconds that it may take altogether before what it has yielded is written.
 LONGEST = 60.0
+
+#: So many calls after a pause are written one by one, since the next pause may follow. What comes
+#: at once after these is written together.
+SINGLE = 10
 
 
 class Batch:
@@ -38,9 +43,12 @@ class Batch:
         tables: the outbox tables.
         write: runs steps in one transaction.
         lazy: the calls may take their time to come, and need not all be written at once.
+        began: when what makes them was begun, by this process's monotonic clock.
     """
 
-    def __init__(self, tables: Tables, write: Callable[..., None], *, lazy: bool) -> None:
+    def __init__(
+        self, tables: Tables, write: Callable[..., None], *, lazy: bool, began: float
+    ) -> None:
         self._tables = tables
         self._write = write
         self._lazy = lazy
@@ -48,13 +56,21 @@ class Batch:
         self._open = True
         self._kept: list[Call | Step] = []
         self._size = 0
-        self._first = self._last = time.monotonic()
+        self._first = self._last = began
+        #: Calls since the last pause, where there was one.
+        self._after_pause: int | None = None
 
     @property
     def takes_calls(self) -> bool:
-        """Whether a call that is made here belongs to it: a thread or an asynchronous task that
-        was started in the block has a copy of its context, and goes on after it."""
-        return self._open and self._owner == _here()
+        """Whether a call that is made here belongs to it. A thread or an asynchronous task that
+        was started in the block has a copy of its context, and goes on after it; and a job that
+        runs in the block has calls of its own."""
+        pid, thread, *others = _here()
+        return (
+            self._open
+            and self._owner[:2] == (pid, thread)
+            and all(mine is its for mine, its in zip(others, self._owner[2:], strict=True))
+        )
 
     def add(self, call: Call | Step) -> None:
         """Keep a call, or another write that keeps its place between the calls.
@@ -81,7 +97,12 @@ class Batch:
 
     def _is_late(self) -> bool:
         now = time.monotonic()
-        return now - self._last > PAUSE or now - self._first > LONGEST
+        if now - self._last > PAUSE:
+            self._after_pause = 0
+        if self._after_pause is None:
+            return now - self._first > LONGEST
+        self._after_pause += 1
+        return self._after_pause <= SINGLE or now - self._first > PAUSE
 
     def close(self) -> None:
         """Take no more calls."""
@@ -128,12 +149,12 @@ class Batches:
         return batch if batch is not None and batch.takes_calls else None
 
     @contextmanager
-    def together(self, *, lazy: bool = False) -> Iterator[None]:
+    def together(self, *, lazy: bool = False, began: float | None = None) -> Iterator[None]:
         """Write the calls of this block, as far as they come with no transaction, in one at its
         end, and none of them after an exception. A block inside another one is a part of it.
 
         Arguments:
-            lazy: see :class:`Batch`.
+            lazy, began: see :class:`Batch`.
 
         Raises:
             RecordError, sqlalchemy.exc.DBAPIError: at the end: they cannot be written.
@@ -141,7 +162,8 @@ class Batches:
         if self.here() is not None:
             yield
             return
-        batch = Batch(self._tables, self._write, lazy=lazy)
+        began = time.monotonic() if began is None else began
+        batch = Batch(self._tables, self._write, lazy=lazy, began=began)
         token = self._current.set(batch)
         try:
             yield
@@ -151,10 +173,10 @@ class Batches:
         batch.write()
 
 
-def _here() -> tuple[int, int, Any]:
-    """The process, the thread or greenlet, and the asynchronous task."""
+def _here() -> tuple[int, int, Any, Any]:
+    """The process, the thread or greenlet, the asynchronous task and the job that runs."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    return os.getpid(), threading.get_ident(), task
+    return os.getpid(), threading.get_ident(), task, running_job.get()

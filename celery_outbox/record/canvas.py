@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
@@ -17,8 +18,12 @@ _INSTALLED = "_celery_outbox"
 class Together(Protocol):
     """Makes the block that the calls of one canvas are made in."""
 
-    def __call__(self, app: Celery, *, lazy: bool) -> AbstractContextManager[None]:
-        """A block of an app, which may have no outbox."""
+    def __call__(self, app: Celery, *, lazy: bool, began: float) -> AbstractContextManager[None]:
+        """A block of an app, which may have no outbox.
+
+        Arguments:
+            lazy, began: see :class:`~celery_outbox.record.batch.Batch`.
+        """
 
 
 def install(app: Celery, together: Together) -> None:
@@ -34,21 +39,24 @@ def install(app: Celery, together: Together) -> None:
     _lend_producers_later(app)
     if hasattr(group.apply_async, _INSTALLED):
         return
-    call_group, run_chord = group.apply_async, _chord.run
+    call_group, call_chord = group.apply_async, _chord.apply_async
 
     @wraps(call_group)
-    def apply_async(self: Any, *args: Any, **options: Any) -> Any:
-        with together(self.app, lazy=is_lazy(self)):
+    def apply_group(self: Any, *args: Any, **options: Any) -> Any:
+        # Celery finds the app in the first task, for which the generator may take its time.
+        began = time.monotonic()
+        with together(self.app, lazy=is_lazy(self), began=began):
             return call_group(self, *args, **options)
 
-    @wraps(run_chord)
-    def run(self: Any, header: Any, body: Any, *args: Any, **options: Any) -> Any:
-        app = options.get("app") or self._get_app(body)
-        with together(app, lazy=is_lazy(header)):
-            return run_chord(self, header, body, *args, **options)
+    @wraps(call_chord)
+    def apply_chord(self: Any, *args: Any, **options: Any) -> Any:
+        began = time.monotonic()
+        app = self._get_app(self.kwargs.get("body"))
+        with together(app, lazy=is_lazy(self), began=began):
+            return call_chord(self, *args, **options)
 
-    setattr(apply_async, _INSTALLED, True)
-    group.apply_async, _chord.run = apply_async, run
+    setattr(apply_group, _INSTALLED, True)
+    group.apply_async, _chord.apply_async = apply_group, apply_chord
 
 
 def is_lazy(signature: Any) -> bool:

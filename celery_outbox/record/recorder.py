@@ -221,7 +221,9 @@ class Recorder:
     def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
         connection = connection_now(place, self._database.tables, task)
         if connection is None:
-            self._waiting.add(cast("Session", place), Call.of(new, self._actor))
+            session = cast("Session", place)
+            self._waiting.add(session, Call.of(new, self._actor))
+            _note(new, session.get_transaction())
         elif not can_wait(connection):
             self._keep_in_coroutine(connection, new)
         elif stable or is_autocommit(connection):
@@ -229,7 +231,7 @@ class Recorder:
             self._database.buffers.write(connection)
             self._insert(connection, new)
             if not is_autocommit(connection):
-                _note(new, connection)
+                _note(new, connection.get_transaction())
         else:
             self._database.ensure_ready(connection)
             check_room(connection, new.envelope.to_json(), new.body)
@@ -252,7 +254,7 @@ class Recorder:
 
     def _keep(self, connection: Connection, new: NewJob) -> None:
         self._database.buffers.add(connection, Call.of(new, self._actor))
-        _note(new, connection)
+        _note(new, connection.get_transaction())
 
     def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)
@@ -262,11 +264,11 @@ class Recorder:
         absorb(connection, tables, new, actor=self._actor)
 
 
-def _note(new: NewJob, connection: Connection) -> None:
+def _note(new: NewJob, transaction: Any) -> None:
     """Tell the attempt that makes the call in whose transaction it is."""
     running = running_job.get()
     if running is not None:
-        running.note_call(new.task, connection.get_transaction())
+        running.note_call(new.task, transaction)
 
 
 def check_job_id(job_id: Any, task: str) -> None:

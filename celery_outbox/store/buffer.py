@@ -7,9 +7,8 @@ before any statement to which they would make a difference.
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,21 +22,12 @@ from celery_outbox.store.calls import Call, write_calls
 from celery_outbox.store.engine import begin_before_savepoint, in_driver_transaction
 from celery_outbox.store.recording import MOST_ROWS
 from celery_outbox.store.schema import Tables
+from celery_outbox.store.statements import Effect, Reader
 
 logger = logging.getLogger("celery_outbox.store")
 
 #: Bytes of arguments and envelopes that are kept at most before they are written.
 MOST_BYTES = 4 * 1024 * 1024
-
-#: The first word of a statement, behind comments.
-_WORD = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTALL)
-
-#: Statements that neither end a transaction nor change where rows go. All others, savepoints,
-#: SET, DDL and CALL among them, find the calls before them written.
-_HARMLESS = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "VALUES", "MERGE"})
-
-#: Statements that undo what was written since the last savepoint, or all.
-_UNDOING = frozenset({"ROLLBACK", "ABORT"})
 
 
 def can_wait(connection: Connection | Engine) -> bool:
@@ -100,15 +90,14 @@ class _Buffer:
         self.lock = threading.RLock()
         self._tables = tables
         self._ensure_ready = ensure_ready
-        self._names = re.compile(
-            "|".join(re.escape(t.name) for t in vars(tables).values() if isinstance(t, Table)),
-            re.IGNORECASE,
-        )
+        self._reader = Reader(t.name for t in vars(tables).values() if isinstance(t, Table))
         self._calls: list[Call] = []
         self._ids: set[str] = set()
         self._size = 0
         #: The driver was seen in a transaction with these calls.
         self._open = False
+        #: And then out of it.
+        self._past = False
         #: A write of calls was begun and failed.
         self._failed = False
         #: The thread that is ending the transaction; nobody else may add to it.
@@ -171,8 +160,9 @@ class _Buffer:
             if self._failed:
                 self._refuse("the statement that was to write them failed")
             self._look(connection)
-            if self._open and in_driver_transaction(connection) is False:
-                # By the driver's own commit or rollback: who knows which of the two.
+            if self._past:
+                # By the driver's own commit or rollback, or by the server, which rolls back after
+                # a deadlock (MariaDB, MySQL): who knows which of them.
                 self._refuse("their transaction was ended past SQLAlchemy")
             taken, self._calls = self._calls[:MOST_ROWS], self._calls[MOST_ROWS:]
             if not self._calls:
@@ -184,7 +174,7 @@ class _Buffer:
 
     def _forget(self) -> None:
         self._calls, self._ids, self._size = [], set(), 0
-        self._open = self._failed = False
+        self._open = self._past = self._failed = False
 
     def _lose(self) -> None:
         tasks = ",".join(sorted({call.new.task for call in self._calls}))
@@ -193,7 +183,9 @@ class _Buffer:
         self._forget()
 
     def _look(self, connection: Connection) -> None:
-        self._open = self._open or in_driver_transaction(connection) is True
+        inside = in_driver_transaction(connection)
+        self._past = self._past or (self._open and inside is False)
+        self._open = self._open or inside is True
 
     # -- what happens on the connection ------------------------------------------------
 
@@ -229,7 +221,8 @@ class _Buffer:
 
     def _rolled_back(self, connection: Connection, *rest: Any) -> None:
         with self.lock:
-            if self._open and not self._failed and in_driver_transaction(connection) is False:
+            self._look(connection)
+            if self._calls and self._past and not self._failed:
                 self._lose()
             self._forget()
             self._ending = threading.get_ident()
@@ -244,37 +237,22 @@ class _Buffer:
     ) -> None:
         if not self._calls or self._writing:
             return
-        found = _WORD.match(statement)
-        word = found.group(1).upper() if found else ""
-        if word in _UNDOING or word == "RELEASE":
-            return
-        if word == "BEGIN" and connection.dialect.name == "sqlite":
-            # It cannot begin what a write has begun already.
-            return
-        if word not in _HARMLESS or self._names.search(statement) or self._mentions(parameters):
+        effect = self._effect(connection, statement, parameters)
+        if effect is Effect.NEEDS_THEM:
             self.write(connection)
-        else:
+        elif effect is Effect.NONE:
             self._look(connection)
 
     def _after_statement(
-        self, connection: Connection, cursor: Any, statement: str, *rest: Any
+        self, connection: Connection, cursor: Any, statement: str, parameters: Any, *rest: Any
     ) -> None:
-        if self._calls and not self._writing:
-            found = _WORD.match(statement)
-            if found and found.group(1).upper() in _UNDOING:
-                # What was kept is younger than any savepoint: each began with a write.
-                with self.lock:
-                    self._forget()
+        if not self._calls or self._writing:
+            return
+        if self._effect(connection, statement, parameters) is Effect.UNDOES_THEM:
+            # What was kept is younger than any savepoint: each began with a write.
+            with self.lock:
+                self._forget()
 
-    def _mentions(self, parameters: Any) -> bool:
-        """Whether a statement is given the id of a call, to refer to its row or to look at it."""
-        return any(isinstance(value, str) and value in self._ids for value in _values(parameters))
-
-
-def _values(parameters: Any) -> Iterator[Any]:
-    """All of a statement's parameters: names or positions, of one row or of many."""
-    for value in parameters.values() if isinstance(parameters, Mapping) else parameters or ():
-        if isinstance(value, (Mapping, tuple, list)):
-            yield from _values(value)
-        else:
-            yield value
+    def _effect(self, connection: Connection, statement: str, parameters: Any) -> Effect:
+        sqlite = connection.dialect.name == "sqlite"
+        return self._reader.effect(statement, parameters, ids=self._ids, sqlite=sqlite)

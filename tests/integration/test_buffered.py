@@ -503,6 +503,61 @@ def test_a_commit_past_sqlalchemy_is_no_silent_loss(outbox, export, orders, capl
             assert "outbox.calls_lost count=1 tasks=shop.export" in caplog.text
 
 
+@pytest.mark.parametrize("past", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_nor_does_it_carry_calls_into_the_transaction_that_follows(
+    outbox, recorded, export, orders, caplog, past, end
+):
+    insert_one = text("INSERT INTO orders_of_a_test VALUES (1)")
+    with outbox.engine.connect() as connection, outbox.use(connection):
+        connection.execute(insert_one)
+        export.delay(42)
+        getattr(connection.connection, past)()
+        connection.execute(insert_one)
+        if end == "commit":
+            with pytest.raises(NotWritten, match="ended past SQLAlchemy"):
+                connection.commit()
+        else:
+            connection.rollback()
+            assert "outbox.calls_lost count=1 tasks=shop.export" in caplog.text
+    assert recorded.counts() == NOTHING
+
+
+def test_a_second_statement_in_one_text_may_be_the_commit(recorded_postgresql):
+    outbox, recorded = recorded_postgresql
+    export = add_task(outbox.app)
+    with outbox.engine.connect() as connection, outbox.use(connection):
+        export.delay(42)
+        connection.exec_driver_sql("SELECT 1; COMMIT")
+        connection.rollback()
+    assert recorded.counts() == ONE_JOB
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_that_is_prepared_decides_about_its_calls(recorded_postgresql, end):
+    outbox, recorded = recorded_postgresql
+    export = add_task(outbox.app)
+    with Session(outbox.engine, twophase=True) as session, outbox.use(session):
+        export.delay(42)
+        session.prepare()
+        getattr(session, end)()
+    assert recorded.counts() == (ONE_JOB if end == "commit" else NOTHING)
+
+
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_inside_the_transaction_of_a_connection_shares_its_fate(
+    outbox, recorded, export, mode, end
+):
+    with outbox.engine.connect() as connection:
+        connection.begin()
+        with Session(connection, join_transaction_mode=mode) as session, outbox.use(session):
+            export.delay(42)
+            session.commit()
+        getattr(connection, end)()
+    assert recorded.counts() == (ONE_JOB if end == "commit" else NOTHING)
+
+
 def test_what_is_written_before_it_is_committed_by_it(outbox, recorded, export, connection):
     connection.begin()
     export.delay(42)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
+
 import pytest
 from celery import chain
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_outbox import Outbox
@@ -151,3 +156,94 @@ def test_a_block_that_ends_the_job_does_not_lose_the_calls_before_it(shop, recor
     assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
     assert recorded.counts()[0] == 1
     left_open.close()
+
+
+@pytest.mark.parametrize("kind", ["session", "connection", "savepoint"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_nothing_is_kept_of_the_transactions_that_a_body_has_ended(shop, recorded, kind, end):
+    child = add_task(shop.app, name="shop.child")
+    noted = []
+
+    def body():
+        for _ in range(20):
+            owner = shop.engine.connect() if kind == "connection" else Session(shop.engine)
+            with owner, shop.use(owner):
+                if kind == "savepoint":
+                    with owner.begin_nested():
+                        child.delay()
+                else:
+                    child.delay()
+                connection = owner if kind == "connection" else owner.connection()
+                noted.append(weakref.ref(connection.get_transaction()))
+                getattr(owner, end)()
+        del owner, connection
+        gc.collect()
+        noted.append(len([each for each in noted if each() is not None]))
+
+    job_id = run(shop, body)
+    assert ended(recorded, job_id) == (State.SUCCEEDED, None)
+    assert recorded.counts()[0] == (21 if end == "commit" else 1)
+    # The last one is looked at once more when another call is made.
+    assert noted[-1] <= 1
+
+
+def test_one_of_many_transactions_that_stays_open_is_seen(shop, recorded):
+    child = add_task(shop.app, name="shop.child")
+    left_open = Session(shop.engine)
+
+    def body():
+        child.apply_async(session=left_open)
+        for _ in range(3):
+            with shop.engine.connect() as connection:
+                child.apply_async(session=connection)
+                connection.rollback()
+
+    job_id = run(shop, body)
+    assert ended(recorded, job_id) == (State.QUARANTINED, "UncommittedCalls")
+    left_open.close()
+    assert recorded.counts()[0] == 1
+
+
+@pytest.mark.parametrize(("end", "state"), [("commit", State.SUCCEEDED), (None, State.QUARANTINED)])
+def test_a_savepoint_that_was_released_belongs_to_its_transaction(shop, recorded, end, state):
+    child = add_task(shop.app, name="shop.child")
+    session = Session(shop.engine)
+
+    def body():
+        with session.begin_nested():
+            child.apply_async(session=session)
+        if end is not None:
+            getattr(session, end)()
+
+    assert ended(recorded, run(shop, body))[0] is state
+    session.close()
+    assert recorded.counts()[0] == (2 if end == "commit" else 1)
+
+
+@pytest.mark.parametrize("installed_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize(("end", "state"), [("commit", State.SUCCEEDED), (None, State.QUARANTINED)])
+def test_the_session_of_a_coroutine_that_stays_open_is_seen(shop, recorded, connected, end, state):
+    child = add_task(shop.app, name="shop.child")
+    loop = asyncio.new_event_loop()
+    url = shop.engine.url
+    driver = "sqlite+aiosqlite" if url.get_backend_name() == "sqlite" else "postgresql+psycopg"
+    engine = create_async_engine(url.set(drivername=driver))
+    session = AsyncSession(engine)
+
+    async def work() -> None:
+        if connected:
+            await session.execute(text("SELECT 1"))
+        child.apply_async(session=session)
+        if end is not None:
+            await getattr(session, end)()
+
+    async def close() -> None:
+        await session.close()
+        await engine.dispose()
+
+    job_id = run(shop, lambda: loop.run_until_complete(work()))
+    loop.run_until_complete(close())
+    loop.close()
+    assert ended(recorded, job_id)[0] is state
+    assert recorded.counts()[0] == (2 if end == "commit" else 1)
