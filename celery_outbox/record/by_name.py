@@ -68,12 +68,12 @@ class SendTask:
         Raises:
             celery_outbox.RecordError: the call cannot be recorded; nothing was written.
         """
+        if isinstance(options.get("producer"), RecordingProducer):
+            # On its way through Task.apply_async.
+            return self._celerys(*args, **options)
         call = inspect.signature(Celery.send_task).bind(self._app, *args, **options).arguments
         call.pop("self")
         call.update(call.pop("options", {}))
-        if isinstance(call.get("producer"), RecordingProducer):
-            # On its way through Task.apply_async.
-            return self._celerys(**call)
         name, task = call.pop("name"), call.get("task_type")
         if task is None:
             task = self._find(name)

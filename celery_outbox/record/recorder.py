@@ -169,7 +169,7 @@ class Recorder:
             raise PayloadTooLarge(task=task.name, size=len(body), limit=self._max_payload_size)
         job_id = envelope.headers["id"]
         try:
-            envelope.to_json()
+            text = envelope.to_json()
         except (TypeError, ValueError) as error:
             raise explain(task.name, "json", None, None) from error
         chord_id, position = chord_of(envelope.headers, options)
@@ -178,6 +178,7 @@ class Recorder:
             task=envelope.headers["task"],
             queue=envelope.queue,
             envelope=envelope,
+            envelope_json=text,
             body=body,
             max_attempts=max_attempts,
             # A receiver of before_task_publish may have delayed it.
@@ -234,7 +235,7 @@ class Recorder:
                 _note(new, connection.get_transaction())
         else:
             self._database.ensure_ready(connection)
-            check_room(connection, new.envelope.to_json(), new.body)
+            check_room(connection, new.envelope_json, new.body)
             self._keep(connection, new)
 
     def _keep_in_coroutine(self, connection: Connection, new: NewJob) -> None:

@@ -31,9 +31,8 @@ class Call:
 
     @classmethod
     def of(cls, new: NewJob, actor: str) -> Call:
-        """A call that is made now. What the caller gave may be changed by the caller before it
-        is written, so the text is made of it here."""
-        return cls(replace(new, envelope_json=new.envelope.to_json()), actor, time.monotonic())
+        """A call that is made now."""
+        return cls(new, actor, time.monotonic())
 
     @property
     def size(self) -> int:

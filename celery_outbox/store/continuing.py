@@ -81,7 +81,7 @@ def go_on(connection: Connection, tables: Tables, job: Job, new: NewJob, *, acto
         [tables.job.c.lease_token == job.lease_token],
         task=new.task,
         queue=new.queue,
-        envelope=new.envelope.to_json(),
+        envelope=new.envelope_json,
         body=new.body,
         relay=int(new.relay),
         max_attempts=job.attempt + new.max_attempts,

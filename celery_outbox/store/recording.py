@@ -39,7 +39,8 @@ class NewJob:
         chord_id: the chord that waits for it, or for the end of the chain that it begins.
         chord_position: where in the chord's header it stands; ``None``: it only begins a chain.
         attempt: attempts that were made before the job was recorded.
-        envelope_json: the text of the envelope; ``None``: as it is when it is written.
+        envelope_json: the text of the envelope, made when the job is: its headers are the
+            caller's objects, who may change them before it is written.
     """
 
     id: str
@@ -55,7 +56,11 @@ class NewJob:
     available_at: datetime | timedelta | None = None
     expires_at: datetime | None = None
     result_key: str | None = None
-    envelope_json: str | None = field(default=None, repr=False)
+    envelope_json: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.envelope_json:
+            object.__setattr__(self, "envelope_json", self.envelope.to_json())
 
 
 def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | None) -> bool:
@@ -185,7 +190,7 @@ def _columns(new: NewJob, transition: Transition) -> dict[str, Any]:
         "task": new.task,
         "queue": new.queue,
         "state": str(target(transition)),
-        "envelope": new.envelope_json or new.envelope.to_json(),
+        "envelope": new.envelope_json,
         "body": new.body,
         "relay": int(new.relay),
         "attempt": new.attempt,
