@@ -86,14 +86,8 @@ def add(
     connection.execute(statement)
 
 
-def add_all(
-    connection: Connection, tables: Tables, job_ids: Collection[str], *, wake: bool = False
-) -> None:
-    """Add a row for each of these jobs, due with it, in one statement and in this order.
-
-    Arguments:
-        wake: see :func:`add`.
-    """
+def add_all(connection: Connection, tables: Tables, job_ids: Collection[str]) -> None:
+    """Add a row for each of these jobs, due with it, in one statement and in this order."""
     job, message = tables.job, tables.message
     due_at = select(job.c.available_at)
     rows = [{"job_id": job_id, "kind": TASK} for job_id in job_ids]
@@ -104,12 +98,9 @@ def add_all(
         ]
         connection.execute(message.insert().values(values))
         return
-    # Not the name "job_id" again: with asyncpg SQLAlchemy counts a name twice and passes it once.
     due_at = due_at.where(job.c.id == bindparam("of", type_=job.c.id.type))
-    statement: Any = message.insert().values(due_at=due_at.scalar_subquery())
-    wakes = wake and can_notify(connection)
     # What is returned is not used, but makes SQLAlchemy write one statement for all rows.
-    statement = statement.returning(func.pg_notify(tables.channel, "") if wakes else message.c.id)
+    statement = message.insert().values(due_at=due_at.scalar_subquery()).returning(message.c.id)
     connection.execute(statement, [{**row, "of": row["job_id"]} for row in rows])
 
 

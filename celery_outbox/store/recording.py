@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Float, bindparam, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from celery_outbox.core.reasons import Reason, Source
 from celery_outbox.core.states import Transition, target
@@ -18,6 +18,7 @@ from celery_outbox.store.applying import note
 from celery_outbox.store.clock import UTCDateTime, after_now, db_moment, db_now
 from celery_outbox.store.dialects import insert_absent, insert_if_absent, returns_many
 from celery_outbox.store.envelope import Envelope
+from celery_outbox.store.recording_postgresql import record_in_one
 from celery_outbox.store.schema import Tables
 
 #: The task of a message that names none.
@@ -70,6 +71,8 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
         Whether it was recorded; ``False``: there is a job with this id already, and nothing
         was written.
     """
+    if connection.dialect.name == "postgresql":
+        return bool(record_in_one(connection, tables, [new], actor=actor))
     if not _insert_job(connection, tables, new, Transition.RECORD):
         return False
     due_at: Any = new.available_at
@@ -77,7 +80,7 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
         # The clock goes on between two statements, and the message is due with its job.
         job = tables.job.c
         due_at = select(job.available_at).where(job.id == new.id).scalar_subquery()
-    messages.add(connection, tables, new.id, due_at=due_at, wake=due_at is None)
+    messages.add(connection, tables, new.id, due_at=due_at)
     note(connection, tables, Transition.RECORD, new.id, 0, actor)
     return True
 
@@ -85,8 +88,8 @@ def record(connection: Connection, tables: Tables, new: NewJob, *, actor: str | 
 def record_all(
     connection: Connection, tables: Tables, calls: Sequence[NewJob], *, actor: str | None
 ) -> list[NewJob]:
-    """Record many operations as :func:`record` does, in three statements; their messages are
-    published in the order of the calls.
+    """Record many operations as :func:`record` does, in one statement (PostgreSQL) or three; their
+    messages are published in the order of the calls.
 
     Arguments:
         calls: at most so many that one statement takes the rows of all (:data:`MOST_ROWS`).
@@ -98,22 +101,26 @@ def record_all(
         return [new for new in calls if not record(connection, tables, new, actor=actor)]
     # The second call with an id finds the first one here, too.
     wanted = {new.id: new for new in reversed(calls)}
-    inserted = _insert_jobs(connection, tables, [new for new in calls if wanted[new.id] is new])
-    recorded = [new for new in calls if wanted[new.id] is new and new.id in inserted]
+    firsts = [new for new in calls if wanted[new.id] is new]
+    if connection.dialect.name == "postgresql":
+        inserted = record_in_one(connection, tables, firsts, actor=actor)
+    else:
+        inserted = _insert_jobs(connection, tables, firsts)
+        _add_messages(connection, tables, [new for new in firsts if new.id in inserted], actor)
+    return [new for new in calls if new.id not in inserted or wanted[new.id] is not new]
+
+
+def _add_messages(
+    connection: Connection, tables: Tables, recorded: Sequence[NewJob], actor: str | None
+) -> None:
     if recorded:
-        wake = any(new.available_at is None for new in recorded)
         state = target(Transition.RECORD)
-        messages.add_all(connection, tables, [new.id for new in recorded], wake=wake)
-        journal.write_all(
-            connection,
-            tables,
-            [
-                journal.line(new.id, Transition.RECORD, state=state, attempt=0, actor=actor)
-                for new in recorded
-            ],
-        )
-    done = {id(new) for new in recorded}
-    return [new for new in calls if id(new) not in done]
+        messages.add_all(connection, tables, [new.id for new in recorded])
+        lines = [
+            journal.line(new.id, Transition.RECORD, state=state, attempt=0, actor=actor)
+            for new in recorded
+        ]
+        journal.write_all(connection, tables, lines)
 
 
 def adopt(connection: Connection, tables: Tables, new: NewJob, *, actor: str) -> bool:
@@ -215,8 +222,7 @@ def _insert_jobs(connection: Connection, tables: Tables, calls: Sequence[NewJob]
     available_at = func.coalesce(
         bindparam("moment", type_=UTCDateTime()), after_now(bindparam("wait", type_=Float()))
     )
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement: Any = dialect.insert(job).values(available_at=available_at)
+    statement: Any = sqlite.insert(job).values(available_at=available_at)
     statement = statement.on_conflict_do_nothing().returning(job.c.id)
     rows = []
     for new in calls:

@@ -468,5 +468,5 @@ def test_a_thousand_calls_in_a_coroutine_cost_a_constant_number_of_statements(
         await session.commit()
 
     run(work)
-    assert len(sent) == 6
+    assert len(sent) == (2 if outbox.engine.dialect.name == "postgresql" else 6)
     assert recorded.counts() == (1_001,) * 3

@@ -101,9 +101,9 @@ def ids(recorded: Database) -> list[str]:
 # -- how many statements ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("calls", "expected"), [(1, 3), (2, 3), (1_000, 6)])
+@pytest.mark.parametrize(("calls", "rounds"), [(1, 1), (2, 1), (1_000, 2)])
 def test_the_number_of_statements_is_constant_per_thousand_calls(
-    outbox, recorded, export, calls, expected
+    outbox, recorded, export, calls, rounds
 ):
     export.delay("the tables are looked for once per engine")
     recorded.empty()
@@ -114,8 +114,8 @@ def test_the_number_of_statements_is_constant_per_thousand_calls(
     ):
         made = [export.delay(number).id for number in range(calls)]
         session.commit()
-    assert len(sent) == expected
-    assert {statement.split()[0] for statement in sent} == {"INSERT"}
+    written = ["WITH"] if outbox.engine.dialect.name == "postgresql" else ["INSERT"] * 3
+    assert [statement.split()[0] for statement in sent] == written * rounds
     assert recorded.counts() == (calls, calls, calls)
     assert ids(recorded) == made
 
@@ -134,7 +134,7 @@ def test_ten_thousand_calls_are_recorded_all_or_none(recorded_postgresql, end, c
         for number in range(10_000):
             export.delay(number)
         getattr(session, end)()
-    assert len(sent) == 60
+    assert len(sent) == 20
     assert recorded.counts() == counts
 
 
@@ -142,11 +142,11 @@ def test_large_calls_are_not_kept_until_they_are_many(outbox, recorded, export, 
     with statements(outbox.engine) as sent:
         for _ in range(3):
             export.delay("x" * (MOST_BYTES // 8))
-        assert not [each for each in sent if each.startswith("INSERT")]
+        assert not [each for each in sent if "INSERT" in each]
         for _ in range(6):
             export.delay("x" * (MOST_BYTES // 8))
         # MariaDB takes less in one statement.
-        assert len([each for each in sent if each.startswith("INSERT INTO outbox_message")]) == 1
+        assert len([each for each in sent if "INSERT INTO outbox_message" in each]) == 1
     session.commit()
     assert recorded.counts() == (9, 9, 9)
 
@@ -618,7 +618,8 @@ def test_statements_about_other_things_leave_the_calls_together(outbox, orders, 
             session.execute(text("INSERT INTO orders_of_a_test VALUES (:id)"), {"id": number})
             export.delay(number)
         session.commit()
-    assert len([each for each in sent if "outbox_" in each]) == 3
+    written = [each for each in sent if "outbox_" in each]
+    assert len(written) == (1 if outbox.engine.dialect.name == "postgresql" else 3)
 
 
 def test_a_setting_of_the_transaction_finds_the_calls_before_it_written(postgresql_installed_url):
@@ -666,11 +667,10 @@ def test_ids_as_celery_makes_them_cost_nothing_more_and_are_absorbed_all_the_sam
         session.commit()
     # MariaDB says that one of the rows is there, and not which.
     attempts = 2 if is_mysql(outbox.engine.dialect) else 1
-    jobs = [each for each in sent if each.startswith("INSERT INTO outbox_job")]
-    assert (len(jobs), len([each for each in sent if each.startswith("INSERT")])) == (
-        attempts,
-        attempts + 2,
-    )
+    assert [
+        len([each for each in sent if f"INSERT INTO {table}" in each])
+        for table in ("outbox_job", "outbox_message", "outbox_event")
+    ] == [attempts, 1, 1]
     assert recorded.counts() == tuple(number + 1 for number in before)
     assert recorded.job(again).state == "succeeded"
 

@@ -157,7 +157,7 @@ def test_a_claim_does_not_wait_for_rows_that_another_transaction_holds(
             assert [message.job_id for message in claim(database, "claim-2")] == [second]
 
 
-def test_recording_a_job_takes_one_statement_for_each_table(database: Database):
+def test_recording_a_job_takes_one_statement_in_all_or_for_each_table(database: Database):
     statements = []
 
     def count(connection, cursor, statement, *_):
@@ -166,5 +166,5 @@ def test_recording_a_job_takes_one_statement_for_each_table(database: Database):
     event.listen(database.engine, "before_cursor_execute", count)
     database.do(recording.record, new_job(), actor="caller")
     event.remove(database.engine, "before_cursor_execute", count)
-    assert statements.count("INSERT") == 3
-    assert set(statements) <= {"INSERT", "BEGIN"}
+    inserts = ["WITH"] if database.engine.dialect.name == "postgresql" else ["INSERT"] * 3
+    assert [word for word in statements if word != "BEGIN"] == inserts
