@@ -69,7 +69,8 @@ def record_in_one(
 
 
 def _values(new: NewJob) -> tuple[Any, ...]:
-    moment, wait = new.available_at, 0.0
+    moment: Any = new.available_at
+    wait = 0.0
     if isinstance(moment, timedelta):
         moment, wait = None, moment.total_seconds()
     return (
