@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    RowMapping,
     Select,
     bindparam,
     case,
@@ -24,6 +25,7 @@ from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.dialects import is_mysql, returns_many
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.notification import can_notify
+from celery_outbox.store.publishing_postgresql import claim_in_one
 from celery_outbox.store.schema import Tables
 
 #: A worker is to run the job.
@@ -52,6 +54,11 @@ class Message:
     reason: str | None
     error_code: str | None
     now: datetime
+
+    @classmethod
+    def from_row(cls, row: RowMapping) -> Message:
+        """Build it from a row that has a column for each attribute."""
+        return cls(**{**row, "state": State(row["state"]), "relay": bool(row["relay"])})
 
     @property
     def envelope(self) -> Envelope:
@@ -151,6 +158,9 @@ def claim(
         lease: seconds after which the rows are free again.
         limit: at most so many.
     """
+    if connection.dialect.name == "postgresql":
+        rows = claim_in_one(connection, tables, claim=claim, lease=lease, limit=limit)
+        return [Message.from_row(row) for row in rows]
     job, message = tables.job, tables.message
     statement = select(
         message.c.id,
@@ -170,10 +180,7 @@ def claim(
         db_now().label("now"),
     ).join(job, job.c.id == message.c.job_id)
     statement = _due(connection, tables, statement, limit).order_by(message.c.due_at, message.c.id)
-    claimed = [
-        Message(**{**row, "state": State(row["state"]), "relay": bool(row["relay"])})
-        for row in connection.execute(statement).mappings()
-    ]
+    claimed = [Message.from_row(row) for row in connection.execute(statement).mappings()]
     if claimed:
         connection.execute(
             update(message)

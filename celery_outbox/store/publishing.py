@@ -9,7 +9,12 @@ from sqlalchemy import Connection
 from celery_outbox.core.reasons import Reason
 from celery_outbox.store import journal, messages, quarantining, relaying, transitions
 from celery_outbox.store.messages import Message
+from celery_outbox.store.publishing_postgresql import mark_in_one
 from celery_outbox.store.schema import Tables
+
+#: What the journal says of a message that the broker has confirmed, and of a copy for the
+#: quarantine queue.
+PUBLISHED, COPIED = "published", "copied"
 
 
 def mark(
@@ -29,13 +34,23 @@ def mark(
     for message in confirmed:
         if message.relay and message.kind == messages.TASK:
             relaying.relay(connection, tables, message.job_id, attempt=message.attempt, actor=actor)
+    if connection.dialect.name == "postgresql":
+        return mark_in_one(
+            connection,
+            tables,
+            {message.id: message.attempt for message in confirmed},
+            claim,
+            events=(PUBLISHED, COPIED),
+            task_kind=messages.TASK,
+            actor=actor,
+        )
     marked = messages.mark_published(
         connection, tables, [message.id for message in confirmed], claim
     )
     lines = [
         journal.line(
             message.job_id,
-            "published" if message.kind == messages.TASK else "copied",
+            PUBLISHED if message.kind == messages.TASK else COPIED,
             attempt=message.attempt,
             actor=actor,
         )
