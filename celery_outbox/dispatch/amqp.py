@@ -11,6 +11,7 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from amqp.exceptions import AMQPError, ChannelError, FrameSyntaxError
@@ -18,6 +19,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from celery_outbox.dispatch.frames import publish_frames
 from celery_outbox.dispatch.publisher import Outcome, Report, key_of, to_declare
 from celery_outbox.dispatch.replies import ReplyQueues
 from celery_outbox.dispatch.wire import Wire
@@ -29,6 +31,9 @@ logger = logging.getLogger("celery_outbox.dispatch")
 #: section 1.2 "Constants"): frame error, syntax error, command invalid, unexpected frame, not
 #: implemented. Another message would have gone through.
 _MESSAGE_IS_TO_BLAME = frozenset({501, 502, 503, 505, 540})
+
+#: Bytes that are written to the socket at a time.
+_WRITE = 32 * 1024
 
 #: What py-amqp raises for a message that it cannot encode.
 _ENCODING_ERRORS = (FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)
@@ -58,6 +63,8 @@ class AmqpPublisher:
         self._declared_replies: set[str] = set()
         self._next_tag = 1
         self._pending: OrderedDict[int, Wire] = OrderedDict()
+        #: Encoded, and not written to the socket yet.
+        self._unsent = bytearray()
         self._returned: dict[tuple[str, str, str], str] = {}
         self._report = Report()
 
@@ -110,33 +117,51 @@ class AmqpPublisher:
                 continue
             self._declare(wire)
             channel = self._ready_channel()
-            while len(self._pending) >= self._window:
-                self._drain()
+            self._await(self._window - 1)
             try:
-                self._publish(channel, wire)
+                frames = publish_frames(wire, channel.channel_id, channel.connection.frame_max)
             except _ENCODING_ERRORS as error:
                 self._report.cannot_send(wire, error)
-        while self._pending:
+            else:
+                self._pending[self._next_tag] = wire
+                self._next_tag += 1
+                self._unsent += frames
+                if len(self._unsent) >= _WRITE:
+                    self._flush()
+        self._await(0)
+
+    def _await(self, most: int) -> None:
+        """Wait until no more than so many messages are undecided."""
+        if len(self._pending) > most:
+            self._flush()
+        while len(self._pending) > most:
             self._drain()
 
-    def _publish(self, channel: Any, wire: Wire) -> None:
-        message = channel.prepare_message(
-            wire.body,
-            wire.properties.get("priority"),
-            wire.content_type,
-            wire.content_encoding,
-            wire.headers,
-            {k: v for k, v in wire.properties.items() if k != "priority" and v is not None},
-        )
-        channel.basic_publish(
-            message,
-            exchange=wire.exchange,
-            routing_key=wire.routing_key,
-            mandatory=True,
-            timeout=self._timeout,
-        )
-        self._pending[self._next_tag] = wire
-        self._next_tag += 1
+    def _flush(self) -> None:
+        """Write what is encoded and not sent."""
+        if not self._unsent:
+            return
+        frames, self._unsent = bytes(self._unsent), bytearray()
+        # A channel or connection that the broker has closed is not written to.
+        transport = self._hear()
+        try:
+            with self._bounded():
+                transport.write(frames)
+        except TimeoutError as error:
+            raise OperationalError("the broker does not read") from error
+        except OSError:
+            # It has hung up, and may have said why.
+            self._hear()
+            raise
+
+    def _hear(self) -> Any:
+        """Read what the broker has said, without waiting for it; returns py-amqp's transport."""
+        if self._connection is None:
+            raise OperationalError("the connection is closed")
+        with suppress(TimeoutError):
+            while True:
+                self._connection.drain_events(timeout=0)
+        return self._connection.connection.transport
 
     def _drain(self) -> None:
         """Read what the broker answers; at least one message must be decided in time."""
@@ -196,7 +221,7 @@ class AmqpPublisher:
         channel.events["basic_nack"].add(self._on_nack)
         channel.events["basic_return"].add(self._on_return)
         self._channel, self._next_tag = channel, 1
-        self._pending.clear()
+        self._forget()
         self._returned.clear()
         if self._quarantine is not None and self._quarantine.name not in self._declared:
             self._declare_entity(self._quarantine)
@@ -214,8 +239,7 @@ class AmqpPublisher:
         self._declared.add(key_of(entity))
         # The replies to a declaration must not be mixed with confirms that are due.
         channel = self._ready_channel()
-        while self._pending:
-            self._drain()
+        self._await(0)
         try:
             with self._bounded():
                 entity(channel).declare()
@@ -231,6 +255,10 @@ class AmqpPublisher:
             )
             self._drop_channel()
 
+    def _forget(self) -> None:
+        self._pending.clear()
+        self._unsent.clear()
+
     def _bounded(self) -> Any:
         if self._connection is None:
             raise OperationalError("the connection is closed")
@@ -245,7 +273,7 @@ class AmqpPublisher:
 
     def _drop_channel(self) -> None:
         channel, self._channel = self._channel, None
-        self._pending.clear()
+        self._forget()
         if channel is None or channel.connection is None:
             return
         try:
@@ -257,7 +285,7 @@ class AmqpPublisher:
     def _abandon(self) -> None:
         """Let the connection go without a handshake, which a stuck broker would not answer."""
         connection, self._connection, self._channel = self._connection, None, None
-        self._pending.clear()
+        self._forget()
         self._declared.clear()
         if connection is not None:
             connection.collect()
