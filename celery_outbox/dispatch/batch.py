@@ -123,7 +123,10 @@ class Batch:
                 by_outcome.setdefault(outcome, []).append(message)
         confirmed = by_outcome.pop(Outcome.CONFIRMED, [])
         if confirmed:
-            marked = self.database.write(
+            # Jobs of other services end with it: then it is more than one statement.
+            relayed = any(message.relay for message in confirmed)
+            write = self.database.write if relayed else self.database.write_in_one
+            marked = write(
                 lambda connection: publishing.mark(
                     connection, self.database.tables, confirmed, self.claim, actor=self.actor
                 )

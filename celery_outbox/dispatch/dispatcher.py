@@ -200,7 +200,7 @@ class Dispatcher:
                 again when the dispatcher's lease ends.
         """
         claim = f"{self.name}:{next(self._claims)}"
-        claimed = self._database.write(
+        claimed = self._database.write_in_one(
             lambda connection: messages.claim(
                 connection,
                 self._tables,

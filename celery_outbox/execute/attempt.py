@@ -306,7 +306,8 @@ class Attempt(Hold):
             return self.result
         try:
             result, result_type = self._encode(value)
-            self.guard.settle("result", self._fence.keep_result(result, result_type))
+            keep = self._fence.keep_result(result, result_type)
+            self.guard.settle("result", keep, in_one=True)
         except (EncodeError, TooLargeForDatabase, SQLAlchemyError):
             # The job has succeeded; a duplicate gets the result that the block was given.
             log_event(

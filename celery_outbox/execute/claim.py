@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 from celery import Task
@@ -27,6 +28,7 @@ from celery_outbox.execute.payload import Call
 from celery_outbox.store import job as jobs
 from celery_outbox.store import messages, quarantining, transitions
 from celery_outbox.store.job import Job
+from celery_outbox.store.postgresql.running import claim_in_one
 
 if TYPE_CHECKING:
     from celery_outbox.execute.guard import Guard
@@ -46,8 +48,26 @@ class Claim:
         self._task = task
         self._delivery = delivery
         self._call = call
-        #: The job as earlier calls have claimed it.
-        self._claimed: list[Job] = []
+        self._nonce = secrets.randbits(63)
+
+    def at_once(self, connection: Connection) -> tuple[Decision, Job | None] | None:
+        """Claim a job that waits for nothing but a worker, in one statement (PostgreSQL).
+
+        Returns:
+            As when it is called; ``None``: that is to be done.
+        """
+        if not self._delivery.is_claim_check:
+            return None
+        row = claim_in_one(
+            connection,
+            self._tables,
+            self._delivery.job_id,
+            task=self._task.name,
+            nonce=self._nonce,
+            actor=self._guard.worker_id(),
+            lease=self._guard.config.lease,
+        )
+        return None if row is None else (Run(), Job.from_row(row))
 
     def __call__(self, connection: Connection) -> tuple[Decision, Job | None]:
         """Lock the job, decide, and write the decision down.
@@ -67,8 +87,8 @@ class Claim:
             return Unknown(), None
         if job.relay and not delivery.is_claim_check and job.task == self._task.name:
             job = adoption.take_over(connection, self._guard, self._task, job, self._call)
-        if any(_is_same_claim(job, earlier) for earlier in self._claimed):
-            # It was committed, and the answer to the commit was lost.
+        if self._holds(job):
+            # It was committed, and the answer to that was lost.
             return Run(), job
         decision = decide(
             job.facts,
@@ -80,16 +100,27 @@ class Claim:
             and messages.has_copy(connection, self._tables, job.id, job.finished_at),
         )
         self._write(connection, job, decision)
-        after = jobs.get(connection, self._tables, job.id)
-        if isinstance(decision, Run) and after is not None:
-            self._claimed.append(after)
-        return decision, after
+        return decision, jobs.get(connection, self._tables, job.id)
+
+    def _holds(self, job: Job) -> bool:
+        """Whether an earlier call has claimed the job, and the claim still holds."""
+        return (
+            job.state is State.RUNNING
+            and job.lease_nonce == self._nonce
+            and job.leased_until is not None
+            and job.leased_until > job.now
+        )
 
     def _write(self, connection: Connection, job: Job, decision: Decision) -> None:
         guard, tables, actor = self._guard, self._tables, self._guard.worker_id()
         if isinstance(decision, Run):
             if not transitions.claim(
-                connection, tables, job, actor=actor, lease=guard.config.lease
+                connection,
+                tables,
+                job,
+                actor=actor,
+                lease=guard.config.lease,
+                nonce=self._nonce,
             ):
                 # Only where the lock does not hold (an engine in autocommit): look again.
                 raise LostRace(job_id=job.id)
@@ -116,14 +147,3 @@ class Claim:
             note_foreign(connection, guard, foreign, job, taken, str(taken))
         else:
             transitions.count_delivery(connection, tables, job, event="duplicate", actor=actor)
-
-
-def _is_same_claim(job: Job, claimed: Job) -> bool:
-    """Whether a claim still holds; the start tells it from one of another pool process."""
-    return (
-        job.state is State.RUNNING
-        and (job.lease_token, job.leased_by, job.started_at)
-        == (claimed.lease_token, claimed.leased_by, claimed.started_at)
-        and job.leased_until is not None
-        and job.leased_until > job.now
-    )

@@ -179,7 +179,7 @@ class Guard:
             )
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         try:
-            decision, job = self._patiently("claim", Claim(self, task, delivery, call))
+            decision, job = self._claim(Claim(self, task, delivery, call))
         except (EncodeError, InvalidResultKey, TooLargeForDatabase) as error:
             return self._alien(task, delivery, call, Reason.UNDECODABLE, error)
         if job is None:
@@ -205,8 +205,22 @@ class Guard:
         pause(LONGEST_PAUSE)
         return ended_by(Reject("the job cannot be claimed", requeue=True))
 
-    def settle(self, what: str, write: Callable[[Connection], bool]) -> bool:
+    def _claim(self, claim: Claim) -> tuple[Decision, Job | None]:
+        database = self.database
+
+        def take() -> tuple[Decision, Job | None]:
+            taken = database.write_in_one(claim.at_once) if database.does_in_one else None
+            return database.write(claim) if taken is None else taken
+
+        return patiently(take, timeout=self.config.database_timeout, what="claim")
+
+    def settle(
+        self, what: str, write: Callable[[Connection], bool], *, in_one: bool = False
+    ) -> bool:
         """Write the end of an attempt; waits for a database that is away.
+
+        Arguments:
+            in_one: it is one statement, where the database does that.
 
         Returns:
             Whether it took effect; ``False``: the lease was lost.
@@ -214,7 +228,8 @@ class Guard:
         Raises:
             sqlalchemy.exc.SQLAlchemyError: the database did not take it in time.
         """
-        return bool(self._patiently(what, write, timeout=self.config.settle_timeout))
+        run = self.database.write_in_one if in_one else self.database.write
+        return patiently(lambda: run(write), timeout=self.config.settle_timeout, what=what)
 
     def check_room(self, value: bytes | None) -> None:
         """Check that the database takes a value. One that is away is not asked: the write waits.

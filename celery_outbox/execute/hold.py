@@ -199,12 +199,13 @@ class Hold:
             runs += 1
             return write(connection)
 
+        in_one = end is State.SUCCEEDED
         try:
-            took = self.guard.settle(str(end), counted)
+            took = self.guard.settle(str(end), counted, in_one=in_one)
         except SoftTimeLimitExceeded:
             # The signal came in the middle of the write, which may or may not be committed.
             # Celery sends it once, and the lease token makes a second write harmless.
-            took = self.guard.settle(str(end), counted)
+            took = self.guard.settle(str(end), counted, in_one=in_one)
         # A write that was made again, because the answer to its commit was lost, changes nothing
         # where the first one was committed.
         return took or (runs > 1 and self.guard.has_ended(self.job.id, self.lease.token, end))

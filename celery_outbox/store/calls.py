@@ -37,7 +37,7 @@ class Call:
     @property
     def size(self) -> int:
         """Bytes of its arguments and characters of its envelope."""
-        return len(self.new.body or b"") + len(self.new.envelope_json or "")
+        return len(self.new.body or b"") + len(self.new.envelope_json)
 
     @property
     def due(self) -> NewJob:

@@ -44,6 +44,7 @@ class Database:
         self._limits = Limits()
         self._make_engine = make_engine
         self._engine: Engine | None = None
+        self._in_autocommit: Engine | None = None
         self._pid = pid
         self._lock = threading.Lock()
         self._parents: list[object] = []
@@ -111,6 +112,31 @@ class Database:
                     step(connection)
 
         self.write(work, patience=self._patience * (len(steps) + 1))
+
+    @property
+    def does_in_one(self) -> bool:
+        """Whether this database does in one statement what others need several for."""
+        return self.engine.dialect.name == "postgresql"
+
+    def write_in_one(self, work: Callable[[Connection], Result]) -> Result:
+        """As :meth:`write`, for a ``work`` that is one statement where :attr:`does_in_one`: it is
+        a transaction by itself then, and costs one round trip."""
+        if not self.does_in_one:
+            return self.write(work)
+
+        def run() -> Result:
+            with self._autocommit.connect() as connection, self.limit(connection):
+                self.ensure_ready(connection)
+                return work(connection)
+
+        return again(run)
+
+    @property
+    def _autocommit(self) -> Engine:
+        engine = self.engine
+        if self._in_autocommit is None or self._in_autocommit.pool is not engine.pool:
+            self._in_autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        return self._in_autocommit
 
     def read(self, work: Callable[[Connection], Result]) -> Result:
         """Run ``work``, which writes nothing.

@@ -35,6 +35,7 @@ class Job:
     attempts_before: int
     deliveries: int
     lease_token: int
+    lease_nonce: int | None
     leased_by: str | None
     leased_until: datetime | None
     recorded_at: datetime

@@ -25,7 +25,7 @@ from celery_outbox.store.clock import db_after, db_now
 from celery_outbox.store.dialects import is_mysql, returns_many
 from celery_outbox.store.envelope import Envelope
 from celery_outbox.store.notification import can_notify
-from celery_outbox.store.publishing_postgresql import claim_in_one
+from celery_outbox.store.postgresql.publishing import claim_in_one
 from celery_outbox.store.schema import Tables
 
 #: A worker is to run the job.

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from celery_outbox.core.reasons import Reason
 from celery_outbox.store import journal, messages, quarantining, relaying, transitions
 from celery_outbox.store.messages import Message
-from celery_outbox.store.publishing_postgresql import mark_in_one
+from celery_outbox.store.postgresql.publishing import mark_in_one
 from celery_outbox.store.schema import Tables
 
 #: What the journal says of a message that the broker has confirmed, and of a copy for the

@@ -18,7 +18,7 @@ from celery_outbox.store.applying import note
 from celery_outbox.store.clock import UTCDateTime, after_now, db_moment, db_now
 from celery_outbox.store.dialects import insert_absent, insert_if_absent, returns_many
 from celery_outbox.store.envelope import Envelope
-from celery_outbox.store.recording_postgresql import record_in_one
+from celery_outbox.store.postgresql.recording import record_in_one
 from celery_outbox.store.schema import Tables
 
 #: The task of a message that names none.

@@ -110,6 +110,8 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("attempts_before", Integer, nullable=False, server_default=text("0")),
         Column("deliveries", Integer, nullable=False, server_default=text("0")),
         Column("lease_token", BigInteger, nullable=False, server_default=text("0")),
+        # A number that its claim came with: one whose answer was lost is known by it.
+        Column("lease_nonce", BigInteger),
         Column("leased_by", Name(255)),
         Column("leased_until", UTCDateTime),
         Column("recorded_at", UTCDateTime, nullable=False, default=db_now()),

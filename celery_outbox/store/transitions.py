@@ -18,17 +18,27 @@ from celery_outbox.store import messages
 from celery_outbox.store.applying import NO_LEASE, apply, note
 from celery_outbox.store.clock import db_after, db_moment, db_now
 from celery_outbox.store.job import Job
+from celery_outbox.store.postgresql.running import succeed_in_one
 from celery_outbox.store.recording import NewJob
 from celery_outbox.store.schema import Tables
 
 
-def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease: float) -> int:
+def claim(
+    connection: Connection,
+    tables: Tables,
+    job: Job,
+    *,
+    actor: str,
+    lease: float,
+    nonce: int | None = None,
+) -> int:
     """Take a locked job under a lease.
 
     Arguments:
         job: the row as it was locked.
         actor: the worker.
         lease: seconds until the lease ends without a heartbeat.
+        nonce: a number that no other claim has.
 
     Returns:
         The lease token of this attempt, or 0: it may not be taken.
@@ -46,6 +56,7 @@ def claim(connection: Connection, tables: Tables, job: Job, *, actor: str, lease
         attempt=column.attempt + 1,
         deliveries=column.deliveries + 1,
         lease_token=column.lease_token + 1,
+        lease_nonce=nonce,
         # Whatever its caller knew: the task is ours.
         relay=0,
         leased_by=actor,
@@ -74,6 +85,17 @@ def succeed(
     result_type: str | None,
 ) -> bool:
     """End the attempt with its result: the state and the result are one write."""
+    if connection.dialect.name == "postgresql":
+        return succeed_in_one(
+            connection,
+            tables,
+            job_id,
+            token,
+            attempt=attempt,
+            actor=actor,
+            result=result,
+            result_type=result_type,
+        )
     column = tables.job.c
     took = apply(
         connection,

@@ -225,7 +225,7 @@ def test_a_greenlet_that_is_killed_while_it_claims_gives_the_message_back(
     task = add_task(outbox.app)
     task.apply_async(task_id="job-1")
     with monkeypatch.context() as patch:
-        patch.setattr(guarding.jobs, "lock", raising(GreenletExit()))
+        patch.setattr(outbox.guard, "_claim", raising(GreenletExit()))
         assert deliver(task, "job-1") == "REJECTED"
     assert again(task, "job-1") == "SUCCESS"
     assert recorded.job("job-1").attempt == 1
@@ -324,9 +324,9 @@ def test_a_soft_limit_in_the_middle_of_the_settle_does_not_undo_it(outbox, recor
     task.apply_async(task_id="job-1")
     settle, calls = outbox.guard.settle, []
 
-    def interrupted(what, write):
+    def interrupted(what, write, **options):
         calls.append(what)
-        took = settle(what, write)
+        took = settle(what, write, **options)
         if len(calls) == 1:
             raise SoftTimeLimitExceeded
         return took
@@ -341,7 +341,7 @@ def test_what_interrupts_the_claim_loses_no_job(outbox, recorded, monkeypatch, p
     task = add_task(outbox.app)
     task.apply_async(task_id="job-1")
     with monkeypatch.context() as patch:
-        patch.setattr(guarding.jobs, "lock", raising(error))
+        patch.setattr(outbox.guard, "_claim", raising(error))
         assert deliver(task, "job-1") == "REJECTED"
     assert pauses
     assert recorded.job("job-1").state == "queued"
@@ -352,10 +352,10 @@ def test_a_database_that_stays_away_puts_the_message_back(outbox, recorded, monk
     task = add_task(outbox.app)
     task.apply_async(task_id="job-1")
 
-    def away(what, write, timeout=None):
+    def away(*args, **options):
         raise OperationalError("select", {}, OSError("away"))
 
-    monkeypatch.setattr(outbox.guard, "_patiently", away)
+    monkeypatch.setattr(guarding, "patiently", away)
     assert deliver(task, "job-1") == "REJECTED"
     assert recorded.job("job-1").attempt == 0
 
@@ -626,20 +626,18 @@ def test_a_claim_of_another_process_of_the_worker_is_not_taken_for_one_s_own(
 ):
     task = add_task(outbox.app, lambda: "done")
     task.apply_async(task_id="job-1")
-    claim, rolled_back = Claim.__call__, []
+    claim, rolled_back = Claim.at_once, []
 
     def overtaken(self: Claim, connection: Any) -> Any:
-        done = claim(self, connection)
         if not rolled_back:
-            rolled_back.append(done)
-            connection.rollback()
+            rolled_back.append(self)
             # The same worker, the same token: only not the same claim.
             worker = {"actor": outbox.worker_id, "lease": 60.0}
             recorded.do(transitions.claim, recorded.job("job-1"), **worker)
             raise OperationalError("", {}, SerializationFailure())
-        return done
+        return claim(self, connection)
 
-    monkeypatch.setattr(Claim, "__call__", overtaken)
+    monkeypatch.setattr(Claim, "at_once", overtaken)
     assert deliver(task, "job-1") == "IGNORED"
     assert recorded.events("job-1") == ["recorded", "claimed", "deferred"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,16 +137,19 @@ def test_one_transaction_holds_it_all(outbox, recorded, letter):
     seen: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        for table in ("payments", "outbox_job", "outbox_message"):
-            if statement.startswith((f"INSERT INTO {table}", f"UPDATE {table}")):
-                seen.append(statement.split()[0] + " " + table)
+        # Several of them in one statement, where the database does that.
+        for word, table in re.findall(r"(INSERT INTO|UPDATE) (\w+)", statement):
+            if table in ("payments", "outbox_job", "outbox_message"):
+                seen.append(f"{word.split()[0]} {table}")
 
     event.listen(outbox.engine, "before_cursor_execute", note)
     event.listen(outbox.engine, "commit", lambda connection: seen.append("COMMIT"))
     deliver(task, "job-1")
-    claim, rest = seen[: seen.index("COMMIT")], seen[seen.index("COMMIT") + 1 :]
-    assert claim == ["UPDATE outbox_job"]
-    assert rest == [
+    claim = ["UPDATE outbox_job"]
+    if outbox.engine.dialect.name != "postgresql":
+        claim.append("COMMIT")
+    assert seen == [
+        *claim,
         "INSERT payments",
         "INSERT outbox_job",
         "INSERT outbox_message",

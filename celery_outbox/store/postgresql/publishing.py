@@ -26,6 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql import Select
 
 from celery_outbox.store.clock import after_now
+from celery_outbox.store.postgresql.lines import lines
 from celery_outbox.store.schema import Tables
 
 
@@ -140,15 +141,6 @@ def _mark(tables: Tables) -> Select[Any]:
         (marked.c.kind == bindparam("of_task", type_=Text()), bindparam("yes", type_=Text())),
         else_=bindparam("no", type_=Text()),
     )
-    lines = (
-        tables.event.insert()
-        .from_select(
-            ["job_id", "at", "event", "attempt", "actor"],
-            select(
-                marked.c.job_id, now, event, given.c.attempt, bindparam("actor", type_=Text())
-            ).join(given, given.c.id == marked.c.id),
-            include_defaults=False,
-        )
-        .cte("lines")
-    )
-    return select(marked.c.id).add_cte(lines)
+    both = marked.join(given, given.c.id == marked.c.id)
+    said = lines(tables, marked.c.job_id, event, None, given.c.attempt, both)
+    return select(marked.c.id).add_cte(said)

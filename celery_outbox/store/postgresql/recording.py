@@ -28,6 +28,7 @@ from celery_outbox.core.states import State, Transition
 from celery_outbox.store.clock import UTCDateTime, after_now
 from celery_outbox.store.messages import TASK
 from celery_outbox.store.notification import can_notify
+from celery_outbox.store.postgresql.lines import transition_lines
 from celery_outbox.store.schema import Tables
 
 if TYPE_CHECKING:
@@ -120,22 +121,7 @@ def _statement(tables: Tables) -> Select[Any]:
         )
         .cte("message")
     )
-    line = (
-        tables.event.insert()
-        .from_select(
-            ["job_id", "at", "event", "state", "attempt", "actor"],
-            select(
-                recorded.c.id,
-                now,
-                literal(str(Transition.RECORD)),
-                literal(str(State.QUEUED)),
-                literal(0),
-                bindparam("actor", type_=Text()),
-            ),
-            include_defaults=False,
-        )
-        .cte("line")
-    )
+    said = transition_lines(tables, recorded, Transition.RECORD, literal(0))
     wakes = bindparam("wakes", type_=Boolean())
     woken = select(case((wakes, cast(func.pg_notify(tables.channel, ""), Text)))).scalar_subquery()
-    return select(recorded.c.id, woken).add_cte(message, line)
+    return select(recorded.c.id, woken).add_cte(message, said)
