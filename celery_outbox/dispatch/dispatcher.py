@@ -118,7 +118,10 @@ class Dispatcher:
                     if done.outage is None:
                         backoff.reset()
                         if done.claimed == 0:
+                            self._wakeup.doze()
                             self._wakeup.wait(self._idle_seconds(maintain_at))
+                        else:
+                            self._wakeup.rise()
                         continue
                     trouble: BaseException = done.outage
                 except SchemaError:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.log import cause, log_event
 from celery_outbox.store.engine import write_transaction
-from celery_outbox.store.notification import notify
+from celery_outbox.store.notification import fall_asleep, listen, notify, wake_up
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
@@ -26,6 +26,9 @@ Limit = Callable[[Any], AbstractContextManager[Any]]
 PROBE_TIMEOUT = 5.0
 #: Seconds after which a connection that was heard is tried again.
 PROBE_INTERVAL = 60.0
+#: Seconds of the first wait of a dispatcher that is not notified, because somebody is recording; it
+#: doubles from one to the next.
+SHORTEST_NAP, LONGEST_NAP = 0.01, 60.0
 #: Seconds after which LISTEN is tried again where it was not heard.
 DEAF_INTERVAL = 600.0
 
@@ -35,6 +38,13 @@ class Wakeup(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Return when something may be due, at the latest after ``seconds``."""
+
+    def doze(self) -> None:
+        """Have whoever records from now on end :meth:`wait`. What was recorded before does not:
+        look for it after this."""
+
+    def rise(self) -> None:
+        """There is enough to do: nobody need end a wait."""
 
     def set(self) -> None:
         """Make :meth:`wait` return at once; may be called in a signal handler or thread."""
@@ -55,6 +65,12 @@ class Polling:
     def wait(self, seconds: float) -> None:
         """See :meth:`Wakeup.wait`."""
         self._select([self._receiver], seconds)
+
+    def doze(self) -> None:
+        """See :meth:`Wakeup.doze`."""
+
+    def rise(self) -> None:
+        """See :meth:`Wakeup.rise`."""
 
     def set(self) -> None:
         """See :meth:`Wakeup.set`."""
@@ -124,6 +140,10 @@ class Listening(Polling):
         self._probe = ""
         self._connection: Any = None
         self._listens = False
+        #: Whoever records notifies.
+        self._dozes = False
+        #: Seconds of the next wait in which nobody need notify.
+        self._nap = SHORTEST_NAP
         self._is_deaf = False
         #: Until when a probe that was sent must have arrived; ``None``: none is under way.
         self._expected_by: float | None = None
@@ -141,10 +161,33 @@ class Listening(Polling):
         if self._connection is None:
             super().wait(seconds)
             return
+        if self._listens and not self._dozes:
+            seconds = min(seconds, self._nap)
+            self._nap = min(2 * self._nap, LONGEST_NAP)
         try:
             self._hear(seconds)
         except Exception as error:  # the driver's errors have no common base that we import
             self._lost(error)
+
+    def doze(self) -> None:
+        """See :meth:`Wakeup.doze`."""
+        if self._listens and not self._dozes:
+            self._dozes = self._ask(fall_asleep)
+
+    def rise(self) -> None:
+        """See :meth:`Wakeup.rise`."""
+        self._nap = SHORTEST_NAP
+        if self._dozes:
+            self._ask(wake_up)
+            self._dozes = False
+
+    def _ask(self, question: Callable[[Any, str], Any]) -> bool:
+        try:
+            with self._limit(self._connection):
+                return bool(question(self._connection, self._channel))
+        except Exception as error:  # the driver's own, as above
+            self._lost(error)
+            return False
 
     def close(self) -> None:
         """See :meth:`Wakeup.close`."""
@@ -171,8 +214,8 @@ class Listening(Polling):
             self._lost(error)
 
     def _listen(self, channel: str) -> None:
-        with self._limit(self._connection), self._connection.cursor() as cursor:
-            cursor.execute(f'LISTEN "{channel}"')
+        with self._limit(self._connection):
+            listen(self._connection, channel)
 
     def _send_probe(self) -> None:
         with write_transaction(self._engine, self._limit_probe) as connection:
@@ -232,7 +275,7 @@ class Listening(Polling):
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        self._listens, self._expected_by = False, None
+        self._listens, self._dozes, self._expected_by = False, False, None
         if connection is not None:
             connection.close()
 

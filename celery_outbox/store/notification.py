@@ -1,6 +1,17 @@
-"""Notifications of PostgreSQL, which wake dispatchers."""
+"""Notifications of PostgreSQL, which wake dispatchers.
+
+Commits that notify wait for one another: PostgreSQL orders them by a lock that each holds until it
+is on disk (PostgreSQL source, ``PreCommit_Notify``). So a call notifies only while a dispatcher
+sleeps. That is told by an advisory lock, which a sleeping dispatcher holds, and which whoever
+records tries to share until the end of the transaction. A recorder that cannot have it notifies. A
+dispatcher that cannot have it has a recorder beside it, or another dispatcher that sleeps. So what
+is recorded is either there when a dispatcher that has the lock looks once more, or notifies.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.engine import TwoPhaseTransaction
@@ -17,3 +28,33 @@ def can_notify(connection: Connection) -> bool:
     return connection.dialect.name == "postgresql" and not isinstance(
         connection.get_transaction(), TwoPhaseTransaction
     )
+
+
+def sleep_key(channel: str) -> int:
+    """The number of the advisory lock of a channel's sleeping dispatchers."""
+    digest = hashlib.sha256(f"celery_outbox sleeps: {channel}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def listen(driver: Any, channel: str) -> None:
+    """Listen on a channel with a driver's own connection, which is in autocommit."""
+    with driver.cursor() as cursor:
+        cursor.execute(f'LISTEN "{channel}"')
+
+
+def fall_asleep(driver: Any, channel: str) -> bool:
+    """Have those who record notify a driver's own connection.
+
+    Returns:
+        Whether they will; ``False``: somebody is recording at this moment, or another dispatcher
+        sleeps, for which they notify this one, too.
+    """
+    with driver.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", (sleep_key(channel),))
+        return bool(cursor.fetchone()[0])
+
+
+def wake_up(driver: Any, channel: str) -> None:
+    """Undo :func:`fall_asleep`."""
+    with driver.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock(%s)", (sleep_key(channel),))

@@ -35,6 +35,7 @@ from celery_outbox.core.states import State
 from celery_outbox.store.buffer import MOST_BYTES
 from celery_outbox.store.calls import Call
 from celery_outbox.store.dialects import TABLE_OPTIONS, Name, is_mysql
+from celery_outbox.store.notification import fall_asleep, listen
 from tests.factories import Database, add_task, new_job, open_outbox
 
 NOTHING = (0, 0, 0)
@@ -198,13 +199,18 @@ def test_what_the_caller_changes_after_the_call_does_not_count(recorded, export,
     assert recorded.job(first.id).envelope.headers["tenant"] == {"name": "a"}
 
 
-def test_dispatchers_are_woken_once_at_the_commit(postgresql_installed_url):
+@pytest.mark.parametrize(("sleeps", "notified"), [(True, 1), (False, 0)])
+def test_a_dispatcher_that_sleeps_is_woken_once_at_the_commit(
+    postgresql_installed_url, sleeps, notified
+):
     with open_outbox(postgresql_installed_url, init=False) as outbox:
         export = add_task(outbox.app)
         with outbox.engine.connect() as listening, Session(outbox.engine) as session:
             driver = listening.connection.dbapi_connection
             driver.autocommit = True
-            driver.cursor().execute(f'LISTEN "{outbox.tables.channel}"')
+            listen(driver, outbox.tables.channel)
+            if sleeps:
+                assert fall_asleep(driver, outbox.tables.channel)
             for number in range(3):
                 export.apply_async((number,), session=session)
             outbox.write(session)
@@ -214,7 +220,7 @@ def test_dispatchers_are_woken_once_at_the_commit(postgresql_installed_url):
             # A statement's answer comes behind the notifications that were sent before it.
             driver.cursor().execute("SELECT 1")
             driver.poll()
-            assert len(driver.notifies) == 1
+            assert len(driver.notifies) == notified
 
 
 # -- what shares the fate of a savepoint -----------------------------------------------

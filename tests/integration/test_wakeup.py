@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from celery_outbox.dispatch import wakeup as waking
 from celery_outbox.dispatch.wakeup import Listening, Polling, open_wakeup
 from celery_outbox.store.engine import open_engine
 from celery_outbox.store.limits import Limits
-from celery_outbox.store.notification import notify
+from celery_outbox.store.notification import fall_asleep, notify
+from tests.factories import add_task, open_outbox
 from tests.proxy import Proxy
 from tests.servers.pgbouncer import Pgbouncer
 from tests.wait import eventually
@@ -78,6 +80,60 @@ def test_a_commit_ends_a_wait(url, engine_for):
         listening.wait(LONG)
     assert time.monotonic() - began < LONG
     listening.close()
+
+
+def test_nobody_falls_asleep_beside_a_call_that_is_not_committed(
+    url, postgresql_installed_url, engine_for
+):
+    with open_outbox(postgresql_installed_url, init=False) as outbox:
+        export = add_task(outbox.app)
+        listening = Listening(engine_for(url), outbox.tables.channel)
+        listening.start()
+        eventually(lambda: listens(listening))
+        with Session(outbox.engine) as session:
+            export.apply_async((1,), session=session)
+            outbox.write(session)
+            listening.doze()
+            # It would not be told of the commit: it naps, and looks again.
+            assert not listening._dozes
+            listening.wait(LONG)
+            session.commit()
+        listening.doze()
+        assert listening._dozes
+        export.delay(2)
+        listening.wait(LONG)
+        # Awake, it lets those who record alone.
+        listening.rise()
+        with outbox.engine.begin() as connection:
+            assert fall_asleep(connection.connection.dbapi_connection, outbox.tables.channel)
+        listening.close()
+
+
+def test_of_two_that_sleep_both_are_woken_and_one_that_is_gone_holds_nobody_up(
+    url, postgresql_installed_url, engine_for
+):
+    with open_outbox(postgresql_installed_url, init=False) as outbox:
+        export = add_task(outbox.app)
+        two = [Listening(engine_for(url), outbox.tables.channel) for _ in range(2)]
+        for listening in two:
+            listening.start()
+            eventually(lambda each=listening: listens(each))
+            listening.doze()
+        export.delay(1)
+        for listening in two:
+            assert select.select([listening._connection], [], [], 30)[0]
+        first, second = two
+        first.close()
+        second.wait(LONG)
+
+        def dozes() -> bool:
+            second.doze()
+            return second._dozes
+
+        eventually(dozes)
+        export.delay(2)
+        second.wait(LONG)
+        second.close()
 
 
 def test_a_stop_ends_a_wait(url, engine_for):

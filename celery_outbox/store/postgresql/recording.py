@@ -8,17 +8,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Connection,
     Float,
     Integer,
     LargeBinary,
     Text,
+    and_,
     bindparam,
     case,
     cast,
     func,
     literal,
+    not_,
     select,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
@@ -27,7 +30,7 @@ from sqlalchemy.sql import Select
 from celery_outbox.core.states import State, Transition
 from celery_outbox.store.clock import UTCDateTime, after_now
 from celery_outbox.store.messages import TASK
-from celery_outbox.store.notification import can_notify
+from celery_outbox.store.notification import can_notify, sleep_key
 from celery_outbox.store.postgresql.lines import transition_lines
 from celery_outbox.store.schema import Tables
 
@@ -123,5 +126,7 @@ def _statement(tables: Tables) -> Select[Any]:
     )
     said = transition_lines(tables, recorded, Transition.RECORD, literal(0))
     wakes = bindparam("wakes", type_=Boolean())
-    woken = select(case((wakes, cast(func.pg_notify(tables.channel, ""), Text)))).scalar_subquery()
+    busy = func.pg_try_advisory_xact_lock_shared(literal(sleep_key(tables.channel), BigInteger()))
+    notified = cast(func.pg_notify(tables.channel, ""), Text)
+    woken = select(case((and_(wakes, not_(busy)), notified))).scalar_subquery()
     return select(recorded.c.id, woken).add_cte(message, said)
