@@ -214,7 +214,7 @@ def resume_as(
         error_code=error_code,
         task=new.task,
         queue=new.queue,
-        envelope=new.envelope.to_json(),
+        envelope=new.envelope_json,
         body=new.body,
         expires_at=new.expires_at,
         result_key=new.result_key,
