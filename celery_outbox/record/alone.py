@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -11,6 +12,8 @@ from celery_outbox.context import is_callback
 from celery_outbox.exceptions import NoTransaction
 from celery_outbox.store.database import Database
 from celery_outbox.store.patience import patiently
+
+Result = TypeVar("Result")
 
 #: A part of what is written in one transaction; may be run again, and only the last run counts.
 Step = Callable[[Connection], None]
@@ -49,8 +52,13 @@ class Alone:
             SchemaError: the tables are missing or have another version.
             sqlalchemy.exc.DBAPIError: the database is away or refuses.
         """
-        work = partial(self._database.write_all, steps)
+        self._patiently(partial(self._database.write_all, steps))
+
+    def write_in_one(self, work: Callable[[Connection], Result]) -> Result:
+        """As :meth:`write`, for a ``work`` that is one statement where the database does that."""
+        return self._patiently(partial(self._database.write_in_one, work))
+
+    def _patiently(self, work: Callable[[], Result]) -> Result:
         if is_callback():
-            patiently(work, timeout=self._timeout, what="callback")
-        else:
-            work()
+            return patiently(work, timeout=self._timeout, what="callback")
+        return work()

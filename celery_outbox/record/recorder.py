@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any, cast
 
 from celery import Celery, Task
@@ -216,8 +217,8 @@ class Recorder:
         batch = self._batches.here()
         if batch is not None:
             batch.add(Call.of(new, self._actor))
-        else:
-            self._alone.write(lambda connection: self._insert(connection, new))
+        elif not self._alone.write_in_one(partial(self._record, new)):
+            self._alone.write(partial(self._absorb, new))
 
     def _record_in(self, place: Place, new: NewJob, task: str, stable: bool) -> None:
         connection = connection_now(place, self._database.tables, task)
@@ -259,10 +260,14 @@ class Recorder:
 
     def _insert(self, connection: Connection, new: NewJob) -> None:
         self._database.ensure_ready(connection)
-        tables = self._database.tables
-        if record(connection, tables, new, actor=self._actor):
-            return
-        absorb(connection, tables, new, actor=self._actor)
+        if not self._record(new, connection):
+            self._absorb(new, connection)
+
+    def _record(self, new: NewJob, connection: Connection) -> bool:
+        return record(connection, self._database.tables, new, actor=self._actor)
+
+    def _absorb(self, new: NewJob, connection: Connection) -> None:
+        absorb(connection, self._database.tables, new, actor=self._actor)
 
 
 def _note(new: NewJob, transaction: Any) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.util.concurrency import in_greenlet
@@ -48,6 +48,9 @@ class Buffers:
         self._tables = tables
         self._ensure_ready = ensure_ready
         self._of: WeakKeyDictionary[Connection, _Buffer] = WeakKeyDictionary()
+        self._reader = Reader(t.name for t in vars(tables).values() if isinstance(t, Table))
+        self._followed: WeakSet[Engine] = WeakSet()
+        self._lock = threading.Lock()
 
     def add(self, connection: Connection, call: Call) -> None:
         """Record a call in the transaction of a connection, which is begun where it is not.
@@ -61,13 +64,10 @@ class Buffers:
             connection.begin()
         buffer = self._of.get(connection)
         if buffer is None:
-            mine = _Buffer(self._tables, self._ensure_ready)
-            with mine.lock:
-                # Another thread may use the connection, too: one buffer, which has its listeners
-                # before it takes a call.
-                buffer = self._of.setdefault(connection, mine)
-                if buffer is mine:
-                    buffer.listen(connection)
+            # Another thread may use the connection, too: one buffer, and its transaction is
+            # followed before it takes a call.
+            with self._lock:
+                buffer = self._of.get(connection) or self._follow(connection)
         buffer.add(connection, call)
 
     def write(self, connection: Connection) -> None:
@@ -82,15 +82,41 @@ class Buffers:
         if buffer is not None:
             buffer.write(connection)
 
+    def _follow(self, connection: Connection) -> _Buffer:
+        engine = connection.engine
+        if engine not in self._followed:
+            # To listen to each connection by itself would take longer than what is listened for.
+            for name in _EVENTS:
+                event.listen(engine, name, self._hand_over(name))
+            self._followed.add(engine)
+        # A connection that was there before asks for its own listeners alone (SQLAlchemy 2.0).
+        event.listen(connection, "savepoint", begin_before_savepoint)
+        buffer = _Buffer(self._tables, self._ensure_ready, self._reader)
+        self._of[connection] = buffer
+        return buffer
+
+    def _hand_over(self, name: str) -> Callable[..., None]:
+        """A listener that does what the buffer of a connection does, if it has one."""
+        buffers, do = self._of, _EVENTS[name]
+
+        def listener(connection: Connection, *rest: Any) -> None:
+            buffer = buffers.get(connection)
+            if buffer is not None:
+                do(buffer, connection, *rest)
+
+        return listener
+
 
 class _Buffer:
     """The calls of one connection's transaction, since the last savepoint began in it."""
 
-    def __init__(self, tables: Tables, ensure_ready: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, tables: Tables, ensure_ready: Callable[[Connection], None], reader: Reader
+    ) -> None:
         self.lock = threading.RLock()
         self._tables = tables
         self._ensure_ready = ensure_ready
-        self._reader = Reader(t.name for t in vars(tables).values() if isinstance(t, Table))
+        self._reader = reader
         self._calls: list[Call] = []
         self._ids: set[str] = set()
         self._size = 0
@@ -103,22 +129,6 @@ class _Buffer:
         #: The thread that is ending the transaction; nobody else may add to it.
         self._ending: int | None = None
         self._writing = False
-
-    def listen(self, connection: Connection) -> None:
-        """Follow the transaction."""
-        for name, listener in (
-            ("begin", self._begun),
-            ("begin_twophase", self._begun),
-            ("savepoint", begin_before_savepoint),
-            ("commit", self._commit),
-            ("prepare_twophase", self._commit),
-            ("commit_twophase", self._commit_twophase),
-            ("rollback", self._rolled_back),
-            ("rollback_twophase", self._rolled_back),
-            ("before_cursor_execute", self._before_statement),
-            ("after_cursor_execute", self._after_statement),
-        ):
-            event.listen(connection, name, listener)
 
     def add(self, connection: Connection, call: Call) -> None:
         """Keep a call; write it where enough have come together."""
@@ -256,3 +266,17 @@ class _Buffer:
     def _effect(self, connection: Connection, statement: str, parameters: Any) -> Effect:
         sqlite = connection.dialect.name == "sqlite"
         return self._reader.effect(statement, parameters, ids=self._ids, sqlite=sqlite)
+
+
+#: What ends a transaction, and what may look at what was recorded in it.
+_EVENTS: dict[str, Callable[..., None]] = {
+    "begin": _Buffer._begun,
+    "begin_twophase": _Buffer._begun,
+    "commit": _Buffer._commit,
+    "prepare_twophase": _Buffer._commit,
+    "commit_twophase": _Buffer._commit_twophase,
+    "rollback": _Buffer._rolled_back,
+    "rollback_twophase": _Buffer._rolled_back,
+    "before_cursor_execute": _Buffer._before_statement,
+    "after_cursor_execute": _Buffer._after_statement,
+}

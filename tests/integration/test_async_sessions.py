@@ -443,7 +443,7 @@ def test_a_call_while_the_same_session_is_committed_elsewhere_is_not_lost(
             greenlet.greenlet(call).switch()
 
         export.delay(1)
-        event.listen(connection.sync_connection, "commit", meanwhile)
+        event.listen(connection.sync_connection.engine, "commit", meanwhile, once=True)
         await session.commit()
         assert "somebody else is ending its transaction" in str(refused[0])
 

@@ -748,7 +748,7 @@ def test_a_call_while_another_thread_commits_is_refused_or_recorded(outbox, reco
             thread.join()
 
         # After ours: the calls are written, and the driver has not committed.
-        event.listen(connection, "commit", meanwhile)
+        event.listen(outbox.engine, "commit", meanwhile, once=True)
         connection.commit()
     assert (made, recorded.counts()) == ([], ONE_JOB)
     assert "use one for each thread or task" in str(refused[0])

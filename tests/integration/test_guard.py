@@ -103,11 +103,11 @@ def test_a_callback_that_cannot_be_sent_is_sent_with_the_next_delivery(
 ):
     task = add_task(outbox.app)
     task.apply_async(task_id="job-1", link=task.si(1))
-    record = outbox._recorder._insert
-    monkeypatch.setattr(outbox._recorder, "_insert", raising(RuntimeError("blip")))
+    record = outbox._recorder._record
+    monkeypatch.setattr(outbox._recorder, "_record", raising(RuntimeError("blip")))
     assert deliver(task, "job-1") == "REJECTED"
     assert pauses
-    monkeypatch.setattr(outbox._recorder, "_insert", record)
+    monkeypatch.setattr(outbox._recorder, "_record", record)
     assert again(task, "job-1") == "SUCCESS"
     assert recorded.counts()[0] == 2
 
