@@ -44,7 +44,6 @@ class Database:
         self._limits = Limits()
         self._make_engine = make_engine
         self._engine: Engine | None = None
-        self._in_autocommit: Engine | None = None
         self._pid = pid
         self._lock = threading.Lock()
         self._parents: list[object] = []
@@ -125,18 +124,15 @@ class Database:
             return self.write(work)
 
         def run() -> Result:
-            with self._autocommit.connect() as connection, self.limit(connection):
-                self.ensure_ready(connection)
-                return work(connection)
+            with self.engine.connect() as connection:
+                # Of the connection: an engine that was made of one with a level of its own has the
+                # first one's (SQLAlchemy joins what they do to a connection).
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+                with self.limit(connection):
+                    self.ensure_ready(connection)
+                    return work(connection)
 
         return again(run)
-
-    @property
-    def _autocommit(self) -> Engine:
-        engine = self.engine
-        if self._in_autocommit is None or self._in_autocommit.pool is not engine.pool:
-            self._in_autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-        return self._in_autocommit
 
     def read(self, work: Callable[[Connection], Result]) -> Result:
         """Run ``work``, which writes nothing.

@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from celery_outbox import ConfigurationError, Outbox
@@ -15,6 +15,7 @@ from celery_outbox.store.engine import begin_immediate, open_engine, write_trans
 from celery_outbox.store.recording import record
 from celery_outbox.store.rerun import is_transient, retry_transaction
 from tests.factories import Database, add_task, make_app, new_job, open_database
+from tests.integration.delivering import deliver
 from tests.processes import Processes
 from tests.wait import eventually
 
@@ -65,6 +66,25 @@ def test_processes_that_write_side_by_side_never_see_an_error(
         ("succeeded", 1, 1)
     }
     assert Counter(end["result"] for end in ends) == dict.fromkeys((b"1", b"2", b"3", b"4"), 200)
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+@pytest.mark.parametrize("level", [None, "READ COMMITTED", "SERIALIZABLE", "AUTOCOMMIT"])
+def test_one_statement_is_committed_whatever_the_engine_is_set_to(
+    postgresql_installed_url: str, driver: str, level: str | None
+):
+    engine = create_engine(postgresql_installed_url.replace("psycopg2", driver))
+    own = engine if level is None else engine.execution_options(isolation_level=level)
+    app = make_app(outbox_database_url=postgresql_installed_url)
+    outbox = Outbox(app, engine=own)
+    job_id = add_task(app).delay(1).id
+    # Asked on another connection, while the first is back in its pool.
+    with open_database(postgresql_installed_url, init=False) as database:
+        assert database.job(job_id).state == "queued"
+        assert deliver(app.tasks["shop.export"], job_id) == "SUCCESS"
+        assert database.events(job_id) == ["recorded", "claimed", "succeeded"]
+    outbox.engine.dispose()
+    engine.dispose()
 
 
 def test_sqlite_is_opened_for_readers_beside_a_writer_and_for_durable_commits(sqlite_url: str):
