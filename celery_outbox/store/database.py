@@ -16,6 +16,7 @@ from celery_outbox.exceptions import ConfigurationError, SchemaMissing, WrongDat
 from celery_outbox.store import install
 from celery_outbox.store.buffer import Buffers
 from celery_outbox.store.dialects import SMALL, check_room, is_mysql
+from celery_outbox.store.engine import autocommit
 from celery_outbox.store.limits import Limits
 from celery_outbox.store.place import same_place
 from celery_outbox.store.rerun import again, retry_transaction
@@ -124,10 +125,7 @@ class Database:
             return self.write(work)
 
         def run() -> Result:
-            with self.engine.connect() as connection:
-                # Of the connection: an engine that was made of one with a level of its own has the
-                # first one's (SQLAlchemy joins what they do to a connection).
-                connection.execution_options(isolation_level="AUTOCOMMIT")
+            with self.engine.connect() as connection, autocommit(connection):
                 with self.limit(connection):
                     self.ensure_ready(connection)
                     return work(connection)

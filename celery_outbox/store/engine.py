@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -136,6 +136,24 @@ def write_transaction(engine: Engine, limit: Limit = nullcontext) -> Iterator[Co
     with engine.connect() as connection, limit(connection), connection.begin():
         begin_immediate(connection)
         yield connection
+
+
+@contextmanager
+def autocommit(connection: Connection) -> Iterator[None]:
+    """A block in which each statement of a connection is a transaction of its own (PostgreSQL).
+
+    It is the driver that is told, and not SQLAlchemy, which would have it set the isolation level
+    of the session: psycopg2 asks the server for that each time.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    was = driver.autocommit
+    driver.autocommit = True
+    try:
+        yield
+    finally:
+        # A connection that was lost is not used again.
+        with suppress(Exception):
+            driver.autocommit = was
 
 
 def begin_immediate(connection: Connection) -> None:
