@@ -119,16 +119,18 @@ class AmqpPublisher:
             channel = self._ready_channel()
             self._await(self._window - 1)
             try:
-                frames = publish_frames(wire, channel.channel_id, channel.connection.frame_max)
+                self._publish(channel, wire)
             except _ENCODING_ERRORS as error:
                 self._report.cannot_send(wire, error)
-            else:
-                self._pending[self._next_tag] = wire
-                self._next_tag += 1
-                self._unsent += frames
-                if len(self._unsent) >= _WRITE:
-                    self._flush()
+            if len(self._unsent) >= _WRITE:
+                self._flush()
         self._await(0)
+
+    def _publish(self, channel: Any, wire: Wire) -> None:
+        """Encode a message, to be written with its neighbours."""
+        self._unsent += publish_frames(wire, channel.channel_id, channel.connection.frame_max)
+        self._pending[self._next_tag] = wire
+        self._next_tag += 1
 
     def _await(self, most: int) -> None:
         """Wait until no more than so many messages are undecided."""
