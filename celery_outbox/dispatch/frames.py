@@ -23,7 +23,7 @@ _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _AROUND = 8
 
 #: Characters of a value, as it looks, up to which its bytes are kept: they are kept for thousands.
-_SHORT = 512
+_MOST_KEPT = 512
 
 #: The order and the types of properties, and the bit of each.
 _PROPERTIES = [
@@ -117,7 +117,7 @@ class _Same:
 
     @property
     def is_short(self) -> bool:
-        return len(self._looks) <= _SHORT
+        return len(self._looks) <= _MOST_KEPT
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._looks == other._looks
