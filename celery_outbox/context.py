@@ -1,6 +1,6 @@
-"""What is current: the session that calls are recorded in, and the job that a worker runs.
+"""What is current: the job that a worker runs, or whose end is told.
 
-Held in context variables, so threads and async tasks do not see each other's.
+Held in a context variable, so threads and async tasks do not see each other's.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Proxy:
         self._connections: dict[asyncio.Task[None], socket.socket] = {}
         self._flowing = asyncio.Event()
         self._answering = asyncio.Event()
+        self._left: int | None = None
         self._thread.start()
         self._run(self._listen())
 
@@ -69,6 +70,10 @@ class Proxy:
     def withhold_answers(self) -> None:
         """Forward what clients send, and nothing that servers answer."""
         self._run(self._withhold())
+
+    def break_off_answer(self, after: int) -> None:
+        """Forward so many bytes of what a server answers next, and nothing after them."""
+        self._run(self._break_off(after))
 
     def resume(self) -> None:
         """Forward again, what arrived during a stall included."""
@@ -109,6 +114,9 @@ class Proxy:
     async def _withhold(self) -> None:
         await self._listen()
         self._answering.clear()
+
+    async def _break_off(self, after: int) -> None:
+        self._left = after
 
     async def _cut(self) -> None:
         if self._listener is not None:
@@ -160,4 +168,10 @@ class Proxy:
             if not data:
                 return
             await flowing.wait()
+            if self._left is not None and flowing is self._answering:
+                self._answering.clear()
+                begun, data = data[: self._left], data[self._left :]
+                self._left = None
+                await self._loop.sock_sendall(target, begun)
+                await flowing.wait()
             await self._loop.sock_sendall(target, data)

@@ -7,6 +7,7 @@ without a sign (RabbitMQ documentation, "Consumer Acknowledgements and Publisher
 from __future__ import annotations
 
 import logging
+import select
 import struct
 import time
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from celery_outbox.dispatch.blame import blame, is_about_a_message
 from celery_outbox.dispatch.frames import publish_frames
 from celery_outbox.dispatch.publisher import Outcome, Report, key_of, to_declare
 from celery_outbox.dispatch.replies import ReplyQueues
@@ -27,13 +29,11 @@ from celery_outbox.log import log_event
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
-#: Connection errors by which the broker answers a message that it cannot parse (AMQP 0-9-1,
-#: section 1.2 "Constants"): frame error, syntax error, command invalid, unexpected frame, not
-#: implemented. Another message would have gone through.
-_MESSAGE_IS_TO_BLAME = frozenset({501, 502, 503, 505, 540})
-
 #: Bytes that are written to the socket at a time.
 _WRITE = 32 * 1024
+
+#: Seconds to wait for the rest of what has arrived in part, before something else is sent.
+_MOMENT = 0.001
 
 #: What py-amqp raises for a message that it cannot encode.
 _ENCODING_ERRORS = (FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)
@@ -77,7 +77,7 @@ class AmqpPublisher:
             try:
                 self._send(wires)
             except (ChannelError, AMQPError) as error:
-                if not _is_about_a_message(error):
+                if not is_about_a_message(error):
                     raise
                 # One message made the broker close the channel, and with it hid what became
                 # of its neighbours: each of them goes alone.
@@ -97,9 +97,9 @@ class AmqpPublisher:
             try:
                 self._send([wire])
             except (ChannelError, AMQPError) as error:
-                if not _is_about_a_message(error):
+                if not is_about_a_message(error):
                     raise
-                outcome = _blame(error)
+                outcome = blame(error)
                 log_event(
                     logger,
                     logging.WARNING,
@@ -119,16 +119,18 @@ class AmqpPublisher:
             channel = self._ready_channel()
             self._await(self._window - 1)
             try:
-                frames = publish_frames(wire, channel.channel_id, channel.connection.frame_max)
+                self._publish(channel, wire)
             except _ENCODING_ERRORS as error:
                 self._report.cannot_send(wire, error)
-            else:
-                self._pending[self._next_tag] = wire
-                self._next_tag += 1
-                self._unsent += frames
-                if len(self._unsent) >= _WRITE:
-                    self._flush()
+            if len(self._unsent) >= _WRITE:
+                self._flush()
         self._await(0)
+
+    def _publish(self, channel: Any, wire: Wire) -> None:
+        """Encode a message, to be written with its neighbours."""
+        self._unsent += publish_frames(wire, channel.channel_id, channel.connection.frame_max)
+        self._pending[self._next_tag] = wire
+        self._next_tag += 1
 
     def _await(self, most: int) -> None:
         """Wait until no more than so many messages are undecided."""
@@ -155,12 +157,14 @@ class AmqpPublisher:
             raise
 
     def _hear(self) -> Any:
-        """Read what the broker has said, without waiting for it; returns py-amqp's transport."""
+        """Read what the broker has said, without waiting for more; returns py-amqp's transport."""
         if self._connection is None:
             raise OperationalError("the connection is closed")
         with suppress(TimeoutError):
-            while True:
-                self._connection.drain_events(timeout=0)
+            while _has_arrived(self._connection.connection.transport.sock):
+                # Of a frame that has arrived in part, py-amqp would ask for the rest without end
+                # if it were not to wait at all.
+                self._connection.drain_events(timeout=_MOMENT)
         return self._connection.connection.transport
 
     def _drain(self) -> None:
@@ -291,18 +295,12 @@ class AmqpPublisher:
             connection.collect()
 
 
-def _is_about_a_message(error: BaseException) -> bool:
-    code = getattr(error, "reply_code", None)
-    return isinstance(error, ChannelError) or code in _MESSAGE_IS_TO_BLAME
-
-
-def _blame(error: AMQPError) -> Outcome:
-    if error.reply_code == 404:
-        return Outcome.UNROUTABLE
-    text = str(error.reply_text or error).lower()
-    if error.reply_code == 406 and "size" in text:
-        return Outcome.TOO_LARGE
-    return Outcome.UNPUBLISHABLE
+def _has_arrived(sock: Any) -> bool:
+    """Whether there is something to read, or to hear of, on a socket."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    # TLS may have deciphered more than was asked for.
+    return bool(poll.poll(0)) or getattr(sock, "pending", int)() > 0
 
 
 def _outages(connection: Connection | None) -> tuple[type[BaseException], ...]:

@@ -22,6 +22,9 @@ _BASIC, _PUBLISH = 60, 40
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _AROUND = 8
 
+#: Characters of a value, as it looks, up to which its bytes are kept: they are kept for thousands.
+_MOST_KEPT = 512
+
 #: The order and the types of properties, and the bit of each.
 _PROPERTIES = [
     (name, kind, 1 << 15 - place) for place, (name, kind) in enumerate(Message.PROPERTIES)
@@ -88,7 +91,8 @@ def _item(name: str, value: Any) -> bytes:
         return b"".join((_name(name), pack(">cI", b"S", len(text)), text))
     if value is None or kind is bool or kind is int:
         return _plain_item(name, value)
-    return _other_item(name, _Same(value))
+    same = _Same(value)
+    return _other_item(name, same) if same.is_short else _encoded(name, value)
 
 
 @lru_cache(maxsize=1024)
@@ -98,7 +102,7 @@ def _name(name: str) -> bytes:
 
 @lru_cache(maxsize=4096, typed=True)
 def _plain_item(name: str, value: int | bool | None) -> bytes:
-    return _other_item(name, _Same(value))
+    return _encoded(name, value)
 
 
 class _Same:
@@ -111,6 +115,10 @@ class _Same:
         self.value = value
         self._looks = repr(value)
 
+    @property
+    def is_short(self) -> bool:
+        return len(self._looks) <= _MOST_KEPT
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and self._looks == other._looks
 
@@ -120,8 +128,12 @@ class _Same:
 
 @lru_cache(maxsize=4096)
 def _other_item(name: str, same: _Same) -> bytes:
+    return _encoded(name, same.value)
+
+
+def _encoded(name: str, value: Any) -> bytes:
     # A table's length comes first.
-    return dumps("F", [{name: same.value}])[4:]
+    return dumps("F", [{name: value}])[4:]
 
 
 def _short(text: str) -> bytes:

@@ -16,7 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.log import cause, log_event
 from celery_outbox.store.engine import write_transaction
-from celery_outbox.store.notification import fall_asleep, listen, notify, wake_up
+from celery_outbox.store.notification import (
+    ARRIVALS,
+    Take,
+    fall_asleep,
+    listen,
+    notify,
+    wake_up,
+)
 
 logger = logging.getLogger("celery_outbox.dispatch")
 
@@ -92,31 +99,6 @@ class Polling:
         return ready
 
 
-def _take_psycopg2(connection: Any) -> set[str]:
-    connection.poll()
-    channels = {notification.channel for notification in connection.notifies}
-    connection.notifies.clear()
-    return channels
-
-
-def _take_psycopg(connection: Any) -> set[str]:
-    # Of libpq itself: the driver's own way blocks, and cannot be woken by anything else.
-    libpq = connection.pgconn
-    libpq.consume_input()
-    channels = set()
-    while (notification := libpq.notifies()) is not None:
-        channels.add(notification.relname.decode())
-    return channels
-
-
-#: Drivers that can listen; each function takes what has arrived, without waiting, and returns
-#: the channels that it came on.
-_DRIVERS: dict[str, Callable[[Any], set[str]]] = {
-    "psycopg2": _take_psycopg2,
-    "psycopg": _take_psycopg,
-}
-
-
 class Listening(Polling):
     """Waits for a NOTIFY on one connection of its own; polls while that cannot be had.
 
@@ -136,7 +118,7 @@ class Listening(Polling):
         self._limit = limit
         self._engine = engine
         self._channel = channel
-        self._take = _DRIVERS[engine.dialect.driver]
+        self._take: Take = set
         self._probe = ""
         self._connection: Any = None
         self._listens = False
@@ -202,6 +184,7 @@ class Listening(Polling):
             pooled.detach()
             self._connection = pooled.dbapi_connection
             self._connection.autocommit = True
+            self._take = ARRIVALS[self._engine.dialect.driver](self._connection)
             # A channel of this connection's own: a pooler leaves the LISTEN behind on a connection
             # that others use, and what arrives there may be found on any of them.
             self._probe = f"outbox.probe.{secrets.token_hex(8)}"
@@ -228,11 +211,11 @@ class Listening(Polling):
     def _hear(self, seconds: float) -> None:
         connection = self._connection
         # What arrived before is in the driver's list and would not show on the socket.
-        heard = self._take(connection)
+        heard = self._take()
         if not heard:
             at = self._probe_at if self._expected_by is None else self._expected_by
             self._select([self._receiver, connection], min(seconds, at - time.monotonic()))
-            heard = self._take(connection)
+            heard = self._take()
         if self._probe in heard:
             self._trust()
         elif self._expected_by is None:
@@ -291,7 +274,7 @@ def open_wakeup(engine: Engine, channel: str, notify: bool, limit: Limit = nullc
     """
     if not notify or engine.dialect.name != "postgresql":
         return Polling()
-    if engine.dialect.driver not in _DRIVERS:
+    if engine.dialect.driver not in ARRIVALS:
         log_event(
             logger, logging.WARNING, "outbox.listen_unsupported", driver=engine.dialect.driver
         )

@@ -32,7 +32,7 @@ MYSQL = ("mysql", "mariadb")
 #: "Duplicate entry" (MariaDB and MySQL, error reference).
 _DUPLICATE = 1062
 
-#: Most rows of one statement: SQLite permits 32,766 values.
+#: Most rows of one statement.
 _ROWS = 500
 
 #: Bytes of data in one statement of MariaDB and MySQL that nobody has to think about. Their limit
@@ -110,7 +110,8 @@ def insert_if_absent(connection: Connection, table: Table, values: Mapping[str, 
 def insert_absent(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
 ) -> set[Any]:
-    """Insert the rows whose key is not there, with few statements; returns the inserted keys.
+    """Insert the rows whose key is not there, with few statements on MariaDB and MySQL; returns the
+    inserted keys. For databases that do not tell it themselves (:func:`returns_many`).
 
     Arguments:
         table: one whose key is one column, for which the rows name the value.
@@ -118,19 +119,10 @@ def insert_absent(
             same key.
     """
     [key] = table.primary_key
-    dialect = connection.dialect
-    if is_mysql(dialect):
+    if is_mysql(connection.dialect):
         return _insert_many_mysql(connection, table, rows, key.name)
-    if dialect.name != "postgresql" and not dialect.insert_returning:
-        # SQLite before 3.35.
-        return {row[key.name] for row in rows if insert_if_absent(connection, table, row)}
-    own = postgresql if dialect.name == "postgresql" else sqlite
-    inserted: set[Any] = set()
-    for start in range(0, len(rows), _ROWS):
-        batch = [dict(row) for row in rows[start : start + _ROWS]]
-        statement = own.insert(table).values(batch).on_conflict_do_nothing().returning(key)
-        inserted.update(connection.execute(statement).scalars())
-    return inserted
+    # SQLite before 3.35.
+    return {row[key.name] for row in rows if insert_if_absent(connection, table, row)}
 
 
 def _insert_mysql(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -11,6 +11,7 @@ is recorded is either there when a dispatcher that has the lock looks once more,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -58,3 +59,39 @@ def wake_up(driver: Any, channel: str) -> None:
     """Undo :func:`fall_asleep`."""
     with driver.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_unlock(%s)", (sleep_key(channel),))
+
+
+#: Takes what has arrived, without waiting, and returns the channels that it came on.
+Take = Callable[[], set[str]]
+
+
+def _of_psycopg2(connection: Any) -> Take:
+    def take() -> set[str]:
+        connection.poll()
+        channels = {notification.channel for notification in connection.notifies}
+        connection.notifies.clear()
+        return channels
+
+    return take
+
+
+def _of_psycopg(connection: Any) -> Take:
+    # Of libpq itself: the driver's own way blocks, and cannot be woken by anything else. What
+    # arrives while the driver waits for an answer, it takes out of libpq for its handlers.
+    libpq = connection.pgconn
+    arrived: set[str] = set()
+    connection.add_notify_handler(lambda notification: arrived.add(notification.channel))
+
+    def take() -> set[str]:
+        libpq.consume_input()
+        while (notification := libpq.notifies()) is not None:
+            arrived.add(notification.relname.decode())
+        channels = arrived.copy()
+        arrived.clear()
+        return channels
+
+    return take
+
+
+#: Of each driver that can listen: what takes from a connection of its own.
+ARRIVALS: dict[str, Callable[[Any], Take]] = {"psycopg2": _of_psycopg2, "psycopg": _of_psycopg}

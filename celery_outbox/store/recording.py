@@ -24,7 +24,7 @@ from celery_outbox.store.schema import Tables
 #: The task of a message that names none.
 NO_TASK = "(none)"
 
-#: Rows that one statement takes: with 13 parameters each, drivers count up to 32,767 of them.
+#: Rows that one statement takes: with 15 parameters each, drivers count up to 32,767 of them.
 MOST_ROWS = 500
 
 

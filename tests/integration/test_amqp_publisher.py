@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from celery_outbox.dispatch.amqp import AmqpPublisher
+from celery_outbox.dispatch.frames import publish_frames
 from celery_outbox.dispatch.publisher import Outcome
 from celery_outbox.dispatch.wire import Wire
 from tests.proxy import Proxy
@@ -186,6 +188,28 @@ def test_a_stalled_broker_is_an_outage_within_the_timeout_and_used_again_afterwa
     proxy.resume()
 
     eventually(lambda: publisher.publish([wire(3)]).outcomes == {3: Outcome.CONFIRMED})
+    publisher.close()
+
+
+def test_a_broker_that_stalls_in_the_middle_of_an_answer_is_an_outage(
+    rabbitmq_url: str, rabbitmq_api: RabbitmqApi, proxy_to: Callable[[str], Proxy]
+) -> None:
+    rabbitmq_api.declare("work")
+    proxy = proxy_to(rabbitmq_url)
+    publisher = AmqpPublisher(Celery(broker=proxy.url_for(rabbitmq_url)), window=10, timeout=1.0)
+    assert publisher.publish([wire(1)]).outcomes == {1: Outcome.CONFIRMED}
+
+    # Behind the first seven, which say how many more there will be.
+    proxy.break_off_answer(after=10)
+    connection = publisher._connection.connection
+    # Its confirm is what is broken off, and there before anything else is sent.
+    connection.transport.write(publish_frames(wire(2), publisher._channel.channel_id, 131072))
+    assert select.select([connection.sock], [], [], 60)[0]
+    report = publisher.publish([wire(3)])
+    assert (report.outcomes, report.outage is None) == ({}, False)
+
+    proxy.resume()
+    eventually(lambda: publisher.publish([wire(4)]).outcomes == {4: Outcome.CONFIRMED})
     publisher.close()
 
 

@@ -136,6 +136,20 @@ def test_of_two_that_sleep_both_are_woken_and_one_that_is_gone_holds_nobody_up(
         second.close()
 
 
+def test_what_arrives_while_the_connection_is_asked_is_not_missed(url, engine_for):
+    engine = engine_for(url)
+    listening = Listening(engine, CHANNEL)
+    listening.start()
+    eventually(lambda: listens(listening))
+    assert listening._take() == set()
+    commit(engine)
+    assert select.select([listening._connection], [], [], LONG)[0]
+    listening.doze()
+    assert listening._take() == {CHANNEL}
+    assert listening._take() == set()
+    listening.close()
+
+
 def test_a_stop_ends_a_wait(url, engine_for):
     listening = Listening(engine_for(url), CHANNEL)
     listening.start()

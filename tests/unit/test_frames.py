@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from datetime import datetime, timezone
 from decimal import Decimal
 from types import SimpleNamespace
@@ -153,6 +154,17 @@ def test_an_empty_body_has_no_frame_of_its_own() -> None:
     # Two frames, each ended by its octet: method and header.
     assert sent.count(b"\xce") == 2
     assert struct.unpack_from(">Q", sent, sent.index(b"\xce") + 1 + 7 + 4)[0] == 0
+
+
+def test_large_headers_that_differ_are_not_kept() -> None:
+    # Of names that the caches know.
+    publish_frames(wire_of(headers={"baggage": {"is": 0}}), 1, 131072)
+    tracemalloc.start()
+    for number in range(100):
+        publish_frames(wire_of(headers={"baggage": {"is": f"{number}" * 20_000}}), 1, 131072)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,19 @@ def test_bytes_pass_in_both_directions(proxy):
         assert client.recv(1024) == b"hello"
 
 
+def test_an_answer_is_broken_off_and_goes_on_later(proxy):
+    with connect(proxy) as client:
+        proxy.break_off_answer(after=3)
+        client.sendall(b"hello")
+        assert client.recv(1024) == b"hel"
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1024)
+        client.settimeout(10)
+        proxy.resume()
+        assert client.recv(1024) == b"lo"
+
+
 def test_much_data_passes_unharmed(proxy):
     sent = bytes(range(256)) * 8192
     with connect(proxy) as client:
