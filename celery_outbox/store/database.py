@@ -125,10 +125,13 @@ class Database:
             return self.write(work)
 
         def run() -> Result:
-            with self.engine.connect() as connection, autocommit(connection):
-                with self.limit(connection):
-                    self.ensure_ready(connection)
-                    return work(connection)
+            with (
+                self.engine.connect() as connection,
+                autocommit(connection),
+                self.limit(connection),
+            ):
+                self.ensure_ready(connection)
+                return work(connection)
 
         return again(run)
 
