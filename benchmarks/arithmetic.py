@@ -73,3 +73,14 @@ def rotated(names: Sequence[str], by: int) -> list[str]:
         return []
     start = by % len(names)
     return [*names[start:], *names[:start]]
+
+
+def together(rates: Sequence[float]) -> float:
+    """The rate of as many operations at each of these rates, one after the other.
+
+    Raises:
+        ValueError: there is no rate, or one is not greater than zero.
+    """
+    if not rates or any(rate <= 0 for rate in rates):
+        raise ValueError("each rate must be greater than zero")
+    return len(rates) / sum(1 / rate for rate in rates)

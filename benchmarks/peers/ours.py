@@ -1,4 +1,4 @@
-"""celery-outbox: the web process, and the dispatcher."""
+"""celery-outbox: the web process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Caller:
         self.app = make_app(place, settings or {})
         self.outbox = Outbox(self.app)
         self.outbox.init()
-        self._noop = self.app.task(name="bench.noop")(_body)
-        self._stamp = self.app.task(name="bench.stamp")(_body)
+        self._noop = self.app.task(name="bench.noop")(body)
+        self._stamp = self.app.task(name="bench.stamp")(body)
         # The caller's own engine, as the caller would make it.
         self.engine = create_engine(place.database)
         order.create(self.engine)
@@ -165,73 +165,6 @@ class Caller:
             backlog.clear(connection, self.outbox.tables)
 
 
-class Dispatcher:
-    """A dispatcher with a backlog."""
-
-    def __init__(self, place: Place, settings: dict[str, Any] | None = None) -> None:
-        self.app = make_app(place, settings or {})
-        self.outbox = Outbox(self.app)
-        self.outbox.init()
-        self._noop = self.app.task(name="bench.noop")(_body)
-
-    def fill(self, count: int) -> None:
-        """Make so many due rows, as so many calls would have made them."""
-        with self.outbox.engine.begin() as connection:
-            backlog.clear(connection, self.outbox.tables)
-        result = self._noop.delay(0, PERIOD)
-        with self.outbox.engine.begin() as connection:
-            backlog.multiply(connection, self.outbox.tables, result.id, count)
-        backlog.settle(self.outbox.engine)
-
-    def drain(self) -> float:
-        """Publish everything; returns the seconds, connecting to the broker included.
-
-        Raises:
-            AssertionError: something was not published.
-        """
-        dispatcher = self.outbox.dispatcher()
-        done: list[Any] = []
-        seconds = seconds_of(lambda: done.append(dispatcher.drain()))
-        [total] = done
-        assert total.outage is None, total
-        left = self.unpublished()
-        assert left == 0, f"{left} rows are not marked"
-        return seconds
-
-    def batches(self, count: int) -> float:
-        """Publish so many batches; returns messages per second."""
-        dispatcher = self.outbox.dispatcher()
-        published: list[int] = []
-        try:
-            # Connects.
-            dispatcher.dispatch_batch()
-
-            def work() -> None:
-                for _ in range(count):
-                    published.append(dispatcher.dispatch_batch().published)
-
-            return sum(published) / seconds if (seconds := seconds_of(work)) else 0.0
-        finally:
-            dispatcher.close()
-
-    def unpublished(self) -> int:
-        """Rows that are not marked as published."""
-        message = self.outbox.tables.message
-        statement = text(f"SELECT count(*) FROM {message.name} WHERE published_at IS NULL")
-        with self.outbox.engine.connect() as connection:
-            return int(connection.execute(statement).scalar_one())
-
-    def depth(self) -> int:
-        """Messages in the broker's queue."""
-        with self.app.connection_for_read() as connection, connection.channel() as channel:
-            return int(channel.queue_declare("celery", passive=True).message_count)
-
-    def purge(self) -> None:
-        """Empty the broker's queue."""
-        with self.app.connection_for_write() as connection, connection.channel() as channel:
-            channel.queue_purge("celery")
-
-
 def make_app(place: Place, settings: dict[str, Any]) -> Celery:
     """The app of a place."""
     app = Celery(
@@ -243,5 +176,5 @@ def make_app(place: Place, settings: dict[str, Any]) -> Celery:
     return app
 
 
-def _body(number: int, period: str) -> None:
+def body(number: int, period: str) -> None:
     """Never run here."""

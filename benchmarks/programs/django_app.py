@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import django
+import structlog
 from django.conf import settings
 from django_celery_outbox import OutboxCelery
 from sqlalchemy import make_url
 
+# Its lines for each batch would go to the terminal.
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 _url = make_url(os.environ["BENCH_DATABASE"])
 settings.configure(
     SECRET_KEY="benchmark",

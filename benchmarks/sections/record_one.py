@@ -8,8 +8,8 @@ from benchmarks.results import FLOOR, OURS, UNIT, Bar, Section
 from benchmarks.sections import callers as c
 from benchmarks.stage import Stage
 
-#: Operations of a round.
-COUNTS = {"quick": 20, "default": 500, "full": 2000}
+#: Operations of each of five slices of a round.
+COUNTS = {"quick": 5, "default": 100, "full": 400}
 
 IN_TRANSACTION = "celery-outbox, in a transaction"
 WITH_ROW = "celery-outbox, with the caller's row"
@@ -122,6 +122,7 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
             ],
             rounds,
             say,
+            slices=5,
         )
         if callers.has(c.OURS):
             trips = callers.call(c.OURS, "round_trips")

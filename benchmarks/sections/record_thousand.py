@@ -82,6 +82,7 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
             ],
             rounds,
             say,
+            slices=1 if size == "quick" else 3,
         )
         if callers.has(c.OURS):
             trips = callers.call(c.OURS, "round_trips")
