@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.sections import dispatch, execute, record_many, record_one, record_thousand
+from benchmarks.sections import dispatch, execute, latency, record_many, record_one, record_thousand
 from benchmarks.sections.callers import Run
 
 SECTIONS: dict[str, tuple[Run, str]] = {
@@ -13,4 +13,5 @@ SECTIONS: dict[str, tuple[Run, str]] = {
     "dispatch-redis": (dispatch.run_redis, "a backlog to Redis"),
     "dispatch-plot": (dispatch.run_plot, "rate against backlog, for --plot"),
     "execute": (execute.run, "tasks that do nothing"),
+    "latency": (latency.run, "from the commit to the first line of the body"),
 }
