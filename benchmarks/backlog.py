@@ -16,39 +16,46 @@ def clear(connection: Connection, tables: Tables) -> None:
     connection.execute(text(f"TRUNCATE {names} CASCADE"))
 
 
-def multiply(
-    connection: Connection,
-    tables: Tables,
-    job_id: str,
-    count: int,
-    *,
-    job: Mapping[str, str] | None = None,
-    message: Mapping[str, str] | None = None,
-    prefix: str = "",
-) -> None:
+def multiply(connection: Connection, tables: Tables, job_id: str, count: int) -> None:
     """Have ``count`` jobs like this one, itself included: with its message and its journal, ids of
     their own, and each a microsecond later than the one before.
+    """
+    _make_ids(connection, count - 1, "gen_random_uuid()::text")
+    _copy_all(connection, tables, job_id, _LATER, {})
+
+
+def add_final(
+    connection: Connection, tables: Tables, job_id: str, count: int, *, prefix: str
+) -> None:
+    """Add so many jobs like this one that ended some time ago, each with its published message and
+    one line of its journal.
 
     Arguments:
-        job: SQL expressions for columns of the job; ``n`` is its number.
-        message: the same for its message.
-        prefix: of the new ids, so that they can be told from others.
+        prefix: of their ids.
     """
-    connection.execute(text("CREATE TEMPORARY TABLE made (n bigint, id text) ON COMMIT DROP"))
-    new = "gen_random_uuid()::text" if not prefix else f"'{prefix}' || n"
-    connection.execute(
-        text(f"INSERT INTO made SELECT n, {new} FROM generate_series(1, {count - 1}) AS n")
-    )
-    later = {
-        name: f"t.{name} + n * interval '1 microsecond'"
-        for name in ("recorded_at", "available_at", "created_at", "due_at", "at")
+    _make_ids(connection, count, f"'{prefix}' || gen_random_uuid()::text")
+    ended = {
+        **{name: f"t.{name} - n * interval '1 millisecond'" for name in _TIMES},
+        "state": "'succeeded'",
+        "attempt": "1",
+        "deliveries": "1",
+        "lease_token": "1",
+        "started_at": "t.recorded_at - n * interval '1 millisecond'",
+        "finished_at": "t.recorded_at - n * interval '1 millisecond'",
     }
-    own_id = {"id": "made.id", "envelope": "replace(t.envelope, :old, made.id)"}
-    of_job = {"job_id": "made.id"}
-    _copy(connection, tables.job, "id", job_id, {**later, **own_id, **(job or {})}, ())
-    values = {**later, **of_job, **(message or {})}
-    _copy(connection, tables.message, "job_id", job_id, values, ("id",))
-    _copy(connection, tables.event, "job_id", job_id, {**later, **of_job}, ("id",))
+    published = {"published_at": "t.due_at - n * interval '1 millisecond'"}
+    _copy_all(connection, tables, job_id, ended, published)
+
+
+def unpublish(connection: Connection, tables: Tables) -> None:
+    """Make the messages of jobs that wait due again."""
+    connection.execute(
+        text(
+            f"UPDATE {tables.message.name} AS m SET published_at = NULL, claimed_by = NULL, "
+            f"due_at = j.available_at FROM {tables.job.name} AS j "
+            "WHERE j.id = m.job_id AND j.state = 'queued' AND m.claimed_by IS NOT NULL"
+        )
+    )
 
 
 def settle(engine: Engine) -> None:
@@ -56,6 +63,39 @@ def settle(engine: Engine) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))
         connection.execute(text("CHECKPOINT"))
+
+
+_TIMES = ("recorded_at", "available_at", "created_at", "due_at", "at")
+_LATER = {name: f"t.{name} + n * interval '1 microsecond'" for name in _TIMES}
+
+
+def _make_ids(connection: Connection, count: int, expression: str) -> None:
+    connection.execute(text("DROP TABLE IF EXISTS made"))
+    connection.execute(text("CREATE TEMPORARY TABLE made (n bigint, id text) ON COMMIT DROP"))
+    connection.execute(
+        text(f"INSERT INTO made SELECT n, {expression} FROM generate_series(1, {count}) AS n")
+    )
+
+
+def _copy_all(
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    values: Mapping[str, str],
+    of_message: Mapping[str, str],
+) -> None:
+    """Copy a job, its messages and its journal for each of the new ids.
+
+    Arguments:
+        values: SQL expressions for columns, of whatever table; ``n`` is the number.
+        of_message: the same for messages alone.
+    """
+    own_id = {"id": "made.id", "envelope": "replace(t.envelope, :old, made.id)"}
+    of_job = {"job_id": "made.id"}
+    _copy(connection, tables.job, "id", job_id, {**values, **own_id}, ())
+    _copy(connection, tables.message, "job_id", job_id, {**values, **of_message, **of_job}, ("id",))
+    at = {name: values[name] for name in _TIMES}
+    _copy(connection, tables.event, "job_id", job_id, {**at, **of_job}, ("id",))
 
 
 def _copy(

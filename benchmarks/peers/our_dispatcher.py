@@ -13,6 +13,9 @@ from benchmarks.peers.timing import PERIOD, seconds_of
 from benchmarks.stage import Place
 from celery_outbox import Outbox
 
+#: Rows that one statement makes.
+PORTION = 1_000_000
+
 
 class Dispatcher:
     """A dispatcher with a backlog."""
@@ -23,13 +26,27 @@ class Dispatcher:
         self.outbox.init()
         self._noop = self.app.task(name="bench.noop")(body)
 
-    def fill(self, count: int) -> None:
-        """Make so many due rows, as so many calls would have made them."""
+    def fill(self, count: int, final: int = 0) -> None:
+        """Make so many due rows, as so many calls would have made them.
+
+        Arguments:
+            final: jobs that have ended, beside them.
+        """
+        engine, tables = self.outbox.engine, self.outbox.tables
+        with engine.begin() as connection, self.outbox.use(connection):
+            backlog.clear(connection, tables)
+            result = self._noop.delay(0, PERIOD)
+            self.outbox.write(connection)
+            backlog.multiply(connection, tables, result.id, count)
+            for start in range(0, final, PORTION):
+                portion = min(PORTION, final - start)
+                backlog.add_final(connection, tables, result.id, portion, prefix=f"{start}-")
+        backlog.settle(engine)
+
+    def publish_again(self) -> None:
+        """Make what is published due again, as if it never had been."""
         with self.outbox.engine.begin() as connection:
-            backlog.clear(connection, self.outbox.tables)
-        result = self._noop.delay(0, PERIOD)
-        with self.outbox.engine.begin() as connection:
-            backlog.multiply(connection, self.outbox.tables, result.id, count)
+            backlog.unpublish(connection, self.outbox.tables)
         backlog.settle(self.outbox.engine)
 
     def publish_one(self) -> str:
@@ -70,6 +87,23 @@ class Dispatcher:
             return sum(published) / seconds if (seconds := seconds_of(work)) else 0.0
         finally:
             dispatcher.close()
+
+    def publish(self, at_least: int) -> int:
+        """Publish batches until there are so many messages; returns how many."""
+        dispatcher = self.outbox.dispatcher()
+        published = 0
+        try:
+            while published < at_least:
+                done = dispatcher.dispatch_batch()
+                assert done.published, done
+                published += done.published
+        finally:
+            dispatcher.close()
+        return published
+
+    def reconnect(self) -> None:
+        """Use new connections to the database from now on."""
+        self.outbox.engine.dispose()
 
     def unpublished(self) -> int:
         """Rows that are not marked as published."""

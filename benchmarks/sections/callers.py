@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from benchmarks import peers
@@ -104,7 +104,3 @@ def open_all(callers: Callers) -> None:
 
 def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1]
-
-
-#: What a section is run with: where, how large, how many rounds, and who is told.
-Run = Callable[[Stage, str, int, Say], Section]
