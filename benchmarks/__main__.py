@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.list:
         for name, (_, title) in SECTIONS.items():
-            echo(f"{name:<14}{title}")
+            echo(f"{name:<16}{title}")
         return 0
     signal.signal(signal.SIGTERM, _interrupt)
     names = options.only or list(SECTIONS)

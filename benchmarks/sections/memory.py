@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.arithmetic import Spread
 from benchmarks.child import Child
 from benchmarks.contest import Say
+from benchmarks.peers.imports import resident
 from benchmarks.results import Bar, Section
 from benchmarks.sections.running import celery, forget_runs, rate_of_runs, running, worker
 from benchmarks.stage import Place, Stage
@@ -57,6 +58,11 @@ def _dispatcher(stage: Stage, found: Section, total: int, portion: int, say: Say
             sizes.append(resident(process.pid))
             say(f"dispatcher: {done:,} messages, {sizes[-1]:.1f} MB")
     found.facts["dispatcher_mb"] = sizes
+    found.facts["imports_mb"] = imports(stage)
+    found.notes.append(
+        "of which imports alone: "
+        + ", ".join(f"{what} {size:.0f} MB" for what, size in found.facts["imports_mb"].items())
+    )
     # What is imported late, and the largest batch, have been there by then.
     settled = sizes[len(sizes) // 5]
     for what, value, limit in (
@@ -64,6 +70,13 @@ def _dispatcher(stage: Stage, found: Section, total: int, portion: int, say: Say
         ("dispatcher, growth from a fifth of the messages on", sizes[-1] - settled, FLAT),
     ):
         found.bars.append(Bar(what, Spread.of([value]), limit, at_most=True, measure="MB"))
+
+
+def imports(stage: Stage) -> dict[str, float]:
+    """What a process holds when it has imported one thing after the other, in MB."""
+    with stage.child("benchmarks.peers.imports:Imports") as child:
+        found: dict[str, float] = child.call("sizes")
+        return found
 
 
 def _workers(stage: Stage, found: Section, jobs: int, say: Say) -> None:
@@ -103,14 +116,6 @@ def _worker(stage: Stage, place: Place, app: str, jobs: int) -> list[float]:
         rate_of_runs(place, jobs, process, 300.0)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         return [resident(process.pid), *sorted(resident(int(pid)) for pid in children)]
-
-
-def resident(pid: int) -> float:
-    """The resident set size of a process, in MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(f"process {pid} has no memory")
 
 
 def _shown(sizes: list[float]) -> str:
