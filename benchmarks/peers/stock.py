@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from celery import Celery
 from sqlalchemy import create_engine
 from sqlalchemy.orm import sessionmaker
@@ -58,7 +60,7 @@ class Caller:
     def stamped(self, first: int, count: int, per_second: float) -> Stamps:
         """Calls at this rate, each with its time."""
 
-        def prepare(number: int):
+        def prepare(number: int) -> Callable[[], object]:
             return lambda: self._stamp.delay(number, PERIOD)
 
         return paced(range(first, first + count), per_second, prepare)

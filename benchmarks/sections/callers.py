@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from benchmarks import peers
 from benchmarks.child import Child, ChildError
@@ -53,7 +54,7 @@ class Callers:
             else:
                 self._section.notes.append(f"{name} is not installed")
 
-    def call(self, name: str, method: str, *arguments: object) -> object:
+    def call(self, name: str, method: str, *arguments: object) -> Any:
         """Ask one of them."""
         return self._children[name].call(method, *arguments)
 

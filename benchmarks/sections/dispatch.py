@@ -131,7 +131,7 @@ def run_plot(stage: Stage, size: str, rounds: int, say: Say) -> Section:
     series: dict[str, list[tuple[int, float, float, float]]] = {}
     for count in sizes:
         with open_pipelines(stage, count) as contenders:
-            lines = compete(contenders, rounds, lambda text, n=count: say(f"{n:,} rows  {text}"))
+            lines = compete(contenders, rounds, partial(_say_of, say, count))
         for line in lines:
             if not line.rates:
                 continue
@@ -142,6 +142,10 @@ def run_plot(stage: Stage, size: str, rounds: int, say: Say) -> Section:
             found.lines.append(line)
     found.facts["series"] = series
     return found
+
+
+def _say_of(say: Say, count: int, text: str) -> None:
+    say(f"{count:,} rows  {text}")
 
 
 def _drain(child: Child, count: int, fill: str = "fill", drain: str = "drain") -> float:

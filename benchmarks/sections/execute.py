@@ -20,8 +20,9 @@ from benchmarks.sections.running import (
 from benchmarks.stage import Place, Stage
 from tests.wait import eventually
 
-#: Jobs of a round: in the queue before the worker starts.
-COUNTS = {"quick": 100, "default": 3000, "full": 10_000}
+#: Jobs of a round, all in the queue before the worker starts: of those who keep a record of each
+#: job, and of Celery and pgqueuer, who would be done before they are warm.
+COUNTS = {"quick": (100, 200), "default": (1000, 3000), "full": (10_000, 10_000)}
 
 #: Pools, and how many tasks each runs at a time.
 POOLS = (("solo", 1), ("prefork", 2), ("threads", 4))
@@ -34,8 +35,8 @@ SOLO = "Celery, solo"
 
 def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
     """Measure it."""
-    count = COUNTS[size]
-    found = Section("execute", f"execute: {count:,} tasks that do nothing", "jobs/s")
+    count, many = COUNTS[size]
+    found = Section("execute", "execute: tasks that do nothing", "jobs/s")
     found.notes.append(
         "a rate counts the bodies that ran, by the bytes that they append to a file, from the "
         "first tenth to the last; everything was in the queue before the worker started"
@@ -56,7 +57,7 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
                     unit,
                     UNIT,
                     f"stock Celery, {how}, late acks, results ignored",
-                    partial(_plain, stage, place, plain, count, pool, concurrency),
+                    partial(_plain, stage, place, plain, many, pool, concurrency),
                     unit,
                 ),
                 Contender(
@@ -67,7 +68,7 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
                     unit,
                 ),
             ]
-        contenders += _peers(stage, stack, found, count)
+        contenders += _peers(stage, stack, found, count, many)
         found.lines = compete(contenders, rounds, say)
     for pool in ("prefork", "threads"):
         found.hold(f"execute on {pool}", f"celery-outbox, {pool}", f"Celery, {pool}", 0.6)
@@ -75,16 +76,17 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
     return found
 
 
-def _peers(stage: Stage, stack: ExitStack, found: Section, count: int) -> list[Contender]:
+def _peers(
+    stage: Stage, stack: ExitStack, found: Section, count: int, many: int
+) -> list[Contender]:
     programs = "benchmarks.programs"
     known = (
-        # Slower by far: a fifth is as good.
-        ("procrastinate", "procrastinate", f"{programs}.procrastinate_worker", 4, 0.2),
-        ("pgqueuer", "pgqueuer", f"{programs}.pgqueuer_worker", 10, 1.0),
-        ("pgqueuer, tuned", "pgqueuer", f"{programs}.pgqueuer_worker", 200, 1.0),
+        ("procrastinate", "procrastinate", f"{programs}.procrastinate_worker", 4, count),
+        ("pgqueuer", "pgqueuer", f"{programs}.pgqueuer_worker", 10, many),
+        ("pgqueuer, tuned", "pgqueuer", f"{programs}.pgqueuer_worker", 200, many),
     )
     made = []
-    for name, peer, program, option, share in known:
+    for name, peer, program, option, jobs in known:
         if not peers.is_installed(peer):
             note = f"{peer} is not installed"
             found.notes += [note] if note not in found.notes else []
@@ -93,8 +95,7 @@ def _peers(stage: Stage, stack: ExitStack, found: Section, count: int) -> list[C
         caller = stack.enter_context(stage.child(c.PEERS[peer], place))
         what = "concurrency" if peer == "procrastinate" else "batch_size"
         does = f"its worker, one process, {what} {option}, coroutines; Celery solo is 1.00"
-        few = max(int(count * share), 20)
-        run = partial(_peer, stage, place, caller, few, [program, str(option)])
+        run = partial(_peer, stage, place, caller, jobs, [program, str(option)])
         made.append(Contender(name, PEER, does, run, SOLO))
     return made
 

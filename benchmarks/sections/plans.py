@@ -50,18 +50,18 @@ def explained(stage: Stage, place: Place) -> Iterator[Plans]:
     """Collect the plans of everything that new connections do in this database; none from a server
     whose log is not here."""
     plans = Plans()
-    process = stage.postgresql.process
-    if process is None:
+    log = stage.postgresql.log
+    if log is None:
         yield plans
         return
     _set(place, _SETTINGS)
-    before = len(process.log())
     try:
         yield plans
     finally:
         _set(place, dict.fromkeys(_SETTINGS))
-    kinds = {}
-    for plan in _PLAN.findall(process.log()[before:]):
+    kinds: dict[str, str] = {}
+    written = (stage.postgresql.log or "")[len(log) :]
+    for plan in _PLAN.findall(written):
         statement = plan.partition("\n\t")[0]
         if "outbox_" in statement:
             kinds.setdefault(_NUMBERS.sub("?", statement)[:300], plan)

@@ -126,13 +126,11 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
         )
         if callers.has(c.OURS):
             trips = callers.call(c.OURS, "round_trips")
-            assert isinstance(trips, dict)
             found.facts["round trips of a transaction"] = trips
+            more = trips["the caller's row and one call"] - trips["the caller's row alone"]
+            what = "round trips that a call adds to the caller's transaction"
+            found.bars.append(Bar(what, Spread.of([more]), 1, at_most=True, measure=""))
     found.hold("record one, in a transaction of its own", IN_TRANSACTION, unit, 1.5)
     found.hold("the same work: the row and the job", WITH_ROW, ROW_THEN_CALL, 1.0)
-    if "round trips of a transaction" in found.facts:
-        more = trips["the caller's row and one call"] - trips["the caller's row alone"]
-        what = "round trips that a call adds to the caller's transaction"
-        found.bars.append(Bar(what, Spread.of([more]), 1, at_most=True, measure=""))
     found.ahead(IN_TRANSACTION, list(c.PEERS))
     return found

@@ -86,7 +86,6 @@ def run(stage: Stage, size: str, rounds: int, say: Say) -> Section:
         )
         if callers.has(c.OURS):
             trips = callers.call(c.OURS, "round_trips")
-            assert isinstance(trips, dict)
             found.facts["round trips of a transaction"] = trips
             more = trips["2,000 calls"] - trips["1,000 calls"]
             what = "round trips of another 1,000 calls"

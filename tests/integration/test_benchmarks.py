@@ -26,7 +26,7 @@ def benchmarks(
     environment = {
         POSTGRESQL: postgresql_server.url.render_as_string(hide_password=False),
         RABBITMQ: rabbitmq_server.url,
-        RABBITMQ_API: rabbitmq_server._api_url,
+        RABBITMQ_API: rabbitmq_server.api_url,
         "TMPDIR": str(tmp_path),
     }
 
