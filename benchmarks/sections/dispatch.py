@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from benchmarks import peers
+from benchmarks.arithmetic import Spread
 from benchmarks.child import Child
 from benchmarks.contest import Contender, Say, compete
 from benchmarks.results import FLOOR, OURS, PEER, UNIT, Section
@@ -135,9 +136,9 @@ def run_plot(stage: Stage, size: str, rounds: int, say: Say) -> Section:
         for line in lines:
             if not line.rates:
                 continue
-            rates = sorted(line.rates)
-            middle = rates[len(rates) // 2]
-            series.setdefault(line.name, []).append((count, middle, rates[0], rates[-1]))
+            rate = Spread.of(line.rates)
+            point = (count, rate.median, rate.least, rate.most)
+            series.setdefault(line.name, []).append(point)
             line.name, line.unit = f"{line.name}, {count:,} rows", f"{line.unit}, {count:,} rows"
             found.lines.append(line)
     found.facts["series"] = series
