@@ -86,5 +86,6 @@ def test_an_interrupted_run_ends_its_processes_and_removes_its_folder(benchmarks
 
     assert run.wait(60) == 130, run.tail()
     assert "interrupted" in run.log()
-    assert living(run.pid) == []
+    # Python's own helper for child processes ends when it notices that its parent has.
+    eventually(lambda: not living(run.pid), message=lambda: f"these are left: {living(run.pid)}")
     assert not list(tmp_path.glob("outbox-bench-*"))
