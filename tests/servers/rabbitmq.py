@@ -55,7 +55,7 @@ class Rabbitmq:
         self._mapper = mapper
         self._environment = environment
         self._run = run
-        self._api_url = api_url.rstrip("/")
+        self.api_url = api_url.rstrip("/")
         parts = urlsplit(url)
         self._user = unquote(parts.username or "guest")
         self._password = unquote(parts.password or "guest")
@@ -177,7 +177,7 @@ class Rabbitmq:
         """
         login = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
         request = Request(
-            f"{self._api_url}/api{path}",
+            f"{self.api_url}/api{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Basic {login}", "Content-Type": "application/json"},

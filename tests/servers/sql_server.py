@@ -58,6 +58,11 @@ class SqlServer:
             finally:
                 self._process.kill()
 
+    @property
+    def log(self) -> str | None:
+        """What a private server has written into its log, or None for any other."""
+        return None if self._process is None else self._process.log()
+
     def _execute(self, statement: str, *, harmless: str = "") -> None:
         engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
         with engine.connect() as connection:

@@ -1,0 +1,1 @@
+"""Celery apps and workers that run in processes of their own, told by the environment where."""
