@@ -16,7 +16,6 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
-    func,
     literal,
     null,
     or_,
@@ -27,7 +26,7 @@ from sqlalchemy.sql import Select
 
 from celery_outbox.core.states import State, Transition, sources
 from celery_outbox.store.applying import NO_LEASE
-from celery_outbox.store.clock import after_now
+from celery_outbox.store.clock import UTCDateTime, after_now
 from celery_outbox.store.messages import TASK
 from celery_outbox.store.postgresql.lines import transition_lines
 from celery_outbox.store.schema import Tables
@@ -73,7 +72,7 @@ def succeed_in_one(
 
 @lru_cache(maxsize=16)
 def _claim(tables: Tables) -> Select[Any]:
-    job, message = tables.job, tables.message
+    job = tables.job
     column, now = job.c, after_now(literal(0.0))
     taken = (
         update(job)
@@ -99,12 +98,11 @@ def _claim(tables: Tables) -> Select[Any]:
         .returning(*column)
         .cte("taken")
     )
-    published = select(func.max(message.c.published_at)).where(
-        message.c.job_id == taken.c.id, message.c.kind == TASK
+    # When its message was published is nothing that a worker asks for.
+    unknown = literal(None, UTCDateTime()).label("published_at")
+    return select(*taken.c, unknown, now.label("now")).add_cte(
+        transition_lines(tables, taken, Transition.CLAIM, taken.c.attempt)
     )
-    return select(
-        *taken.c, published.scalar_subquery().label("published_at"), now.label("now")
-    ).add_cte(transition_lines(tables, taken, Transition.CLAIM, taken.c.attempt))
 
 
 @lru_cache(maxsize=16)
