@@ -41,7 +41,13 @@ from celery_outbox.record.chords import ChordRecorder
 from celery_outbox.record.owners import Owners
 from celery_outbox.record.recorder import Recorder
 from celery_outbox.store.database import Database
-from celery_outbox.store.engine import begin_immediate, connection_in, open_engine, transactional
+from celery_outbox.store.engine import (
+    begin_immediate,
+    check_engine,
+    connection_in,
+    open_engine,
+    transactional,
+)
 from celery_outbox.store.schema import Tables, build_tables
 from celery_outbox.task_names import TaskNames
 
@@ -66,6 +72,9 @@ class Outbox:
         result_store: where results with a ``result_key`` go; by default made from
             ``outbox_result_store``.
         settings: fields of :class:`~celery_outbox.config.Config`, given in code.
+
+    Raises:
+        ConfigurationError: the engine is not one, or is asynchronous.
     """
 
     def __init__(
@@ -77,6 +86,8 @@ class Outbox:
         result_store: ResultStore | None = None,
         **settings: Any,
     ) -> None:
+        if engine is not None:
+            check_engine(engine)
         self.app = app
         self._settings = settings
         self._pid = os.getpid()

@@ -145,7 +145,7 @@ class Config:
             ConfigurationError: a setting is unknown or not usable; says which and why.
         """
         known = {field.name for field in fields(cls)}
-        for key in _outbox_keys(conf):
+        for key in [*_outbox_keys(conf), *overrides]:
             if key not in known:
                 close = difflib.get_close_matches(key, known, 1)
                 raise _unusable(

@@ -113,7 +113,8 @@ class NotWritten(RecordError):
 
 
 class UnknownJob(OutboxError):
-    """There is no job {job_id!r}."""
+    """There is no job {job_id!r}: the transaction of its call was not committed, its task is not an
+    OutboxTask, or it is in another database."""
 
 
 class WrongState(OutboxError):

@@ -52,7 +52,7 @@ from celery_outbox.execute.payload import Call
 from celery_outbox.execute.result_store import ResultStore
 from celery_outbox.execute.traced import ended_by
 from celery_outbox.execute.transaction import undo
-from celery_outbox.log import log_event
+from celery_outbox.log import cause, log_event
 from celery_outbox.queues import queue_of
 from celery_outbox.store import job as jobs
 from celery_outbox.store import journal
@@ -148,7 +148,7 @@ class Guard:
             # Before the body: the delivery has not had its turn.
             return self._put_back(delivery, "SoftTimeLimitExceeded")
         except (SQLAlchemyError, SchemaError) as error:
-            return self._put_back(delivery, type(error).__name__)
+            return self._put_back(delivery, cause(error))
         except Exception as error:
             # Whatever it is, the next delivery must not die of it as well, nor be lost.
             log_event(

@@ -15,6 +15,7 @@ from celery.utils.nodenames import gethostname
 from celery.worker import state
 
 from celery_outbox.execute.forking import ForkGate
+from celery_outbox.execute.past import warn_of_tasks_past_the_outbox
 from celery_outbox.execute.storable import is_storable
 from celery_outbox.log import cause, log_event
 from celery_outbox.store import workers
@@ -57,6 +58,7 @@ class Heartbeat(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Enter the worker, and begin to beat."""
+        warn_of_tasks_past_the_outbox(parent.app)
         self._thread = threading.Thread(target=self._run, name="outbox-heartbeat", daemon=True)
         self._thread.start()
         # Not with this step: Celery stops it before the pool, whose last jobs need their leases.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import wraps
 from typing import Any
 
@@ -145,7 +145,7 @@ def status(outbox: Outbox, job_id: str, as_json: bool) -> None:
     if as_json:
         print_json(job.as_json())
         return
-    print_fields(answers(job))
+    print_fields(answers(job, datetime.now(timezone.utc)))
 
 
 @command("journal")

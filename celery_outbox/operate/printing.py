@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -11,9 +12,16 @@ import click
 from celery_outbox.core.states import State
 from celery_outbox.operate.status import JobStatus
 
+#: A dispatcher that runs, and a broker that answers, are faster.
+_LATE = timedelta(minutes=1)
 
-def answers(job: JobStatus) -> list[tuple[str, Any]]:
-    """What ``status`` says of a job: the five questions, and what else is known."""
+
+def answers(job: JobStatus, now: datetime) -> list[tuple[str, Any]]:
+    """What ``status`` says of a job: the five questions, and what else is known.
+
+    Arguments:
+        now: by any clock: it decides only whether to ask for the dispatcher.
+    """
     stopped = None
     if job.reason is not None:
         stopped = f"{job.reason} ({job.error_code or 'no error code'})"
@@ -29,7 +37,7 @@ def answers(job: JobStatus) -> list[tuple[str, Any]]:
         ("job", f"{job.id} ({job.task})"),
         ("state", job.state),
         ("recorded", job.recorded_at.isoformat()),
-        ("published", _published(job)),
+        ("published", _published(job, now)),
         ("deliveries", f"{job.deliveries} (attempt {job.attempt} of {job.max_attempts})"),
         ("result", result + (f", key {job.result_key}" if job.result_key else "")),
         ("why stopped", stopped),
@@ -38,14 +46,15 @@ def answers(job: JobStatus) -> list[tuple[str, Any]]:
     ]
 
 
-def _published(job: JobStatus) -> str:
+def _published(job: JobStatus, now: datetime) -> str:
     if job.published_at is not None:
         return job.published_at.isoformat()
     # Of a client without the outbox; or its dispatcher died between the confirm and the mark.
     if job.deliveries:
         return "not marked, but delivered"
     if job.state in (str(State.QUEUED), str(State.RETRYING)):
-        return f"not yet, due {job.available_at.isoformat()}"
+        late = "; does a dispatcher run?" if now - job.available_at > _LATE else ""
+        return f"not yet, due {job.available_at.isoformat()}{late}"
     return "never"
 
 

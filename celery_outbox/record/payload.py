@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kombu.exceptions import EncodeError
@@ -34,15 +34,42 @@ def culprit(
     named = [(f"argument {index}", value) for index, value in enumerate(args or ())]
     named += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
     for name, value in named:
-        try:
-            dumps(value, serializer=serializer)
-        except EncodeError:
+        if not _can_encode(value, serializer):
             return _error(task, name, value, serializer)
     return None
 
 
+#: Containers in containers that are looked into; a circle has no end.
+_DEPTH = 20
+
+
+def _kind(value: Any, serializer: str | None) -> str:
+    """The type of what cannot be encoded, inside whatever it is; neither keys nor values."""
+    found = value
+    for _ in range(_DEPTH):
+        inner: Iterable[Any] = ()
+        if isinstance(found, Mapping):
+            inner = found.values()
+        elif isinstance(found, (list, tuple)):
+            inner = found
+        bad = next((each for each in inner if not _can_encode(each, serializer)), None)
+        if bad is None:
+            break
+        found = bad
+    kind = type(found).__name__
+    return kind if found is value else f"{kind}, inside a {type(value).__name__}"
+
+
+def _can_encode(value: Any, serializer: str | None) -> bool:
+    try:
+        dumps(value, serializer=serializer)
+    except EncodeError:
+        return False
+    return True
+
+
 def _error(task: str, argument: str, value: Any, serializer: str | None) -> UnserializableArgument:
-    kind = "signature or header" if value is None else type(value).__name__
+    kind = "signature or header" if value is None else _kind(value, serializer)
     return UnserializableArgument(
         task=task, argument=argument, kind=kind, serializer=serializer or "json"
     )

@@ -63,6 +63,12 @@ def open_engine(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.get_backend_name() not in SUPPORTED:
             raise _unusable(f"{parsed.get_backend_name()} is not one of {', '.join(SUPPORTED)}")
+        if parsed.get_dialect().is_async:
+            raise _unusable(
+                f"{parsed.get_driver_name()} is an asynchronous driver, which the outbox's own"
+                " transactions cannot use",
+                f"{_use_driver(parsed)} Your sessions keep theirs.",
+            )
         if parsed.get_backend_name() == "sqlite":
             engine = create_engine(
                 parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT}, hide_parameters=True
@@ -86,7 +92,26 @@ def open_engine(url: str) -> Engine:
         # The text of the URL stays out of the message: it holds a password.
         raise _unusable("it is not a SQLAlchemy URL of a known driver") from error
     except ImportError as error:
-        raise _unusable(f"its driver is not installed ({error.name})") from error
+        raise _unusable(
+            f"its driver is not installed ({error.name})", f"Install it. {_use_driver(parsed)}"
+        ) from error
+
+
+def check_engine(engine: object) -> None:
+    """Check that an engine of the application's can be used for the outbox's own transactions.
+
+    Raises:
+        ConfigurationError: it is something else, or asynchronous.
+    """
+    # An AsyncEngine is no Engine, and the one inside it runs in its coroutines only.
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        raise ConfigurationError(
+            setting="engine of Outbox(app, engine=...)",
+            problem=f"it is of type {type(engine).__name__}"
+            + (" with an asynchronous driver" if isinstance(engine, Engine) else ""),
+            remedy="Pass what sqlalchemy.create_engine() returns for a driver that is not"
+            " asynchronous, or set outbox_database_url.",
+        )
 
 
 def _options_of(url: URL) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -106,12 +131,19 @@ def transactional(engine: Engine) -> Engine:
     return engine.execution_options(isolation_level="READ COMMITTED")
 
 
-def _unusable(problem: str) -> ConfigurationError:
-    return ConfigurationError(
-        setting="outbox_database_url",
-        problem=problem,
-        remedy="Example: postgresql+psycopg2://user:password@host/database",
-    )
+def _use_driver(url: URL) -> str:
+    """Which driver there is in any case for this database."""
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return "Use sqlite://."
+    driver, extra = ("psycopg2", backend) if backend == "postgresql" else ("pymysql", "mysql")
+    return f"Use {backend}+{driver}://, which `pip install 'celery-outbox[{extra}]'` brings."
+
+
+def _unusable(
+    problem: str, remedy: str = "Example: postgresql+psycopg2://user:password@host/database"
+) -> ConfigurationError:
+    return ConfigurationError(setting="outbox_database_url", problem=problem, remedy=remedy)
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:

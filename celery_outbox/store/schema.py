@@ -1,4 +1,4 @@
-"""The tables. They live in a MetaData of their own that a user's Alembic can include."""
+"""The tables, in a MetaData of their own or in one that is given."""
 
 from __future__ import annotations
 

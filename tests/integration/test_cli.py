@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from celery_outbox import Outbox
 from celery_outbox.core.reasons import Reason
 from celery_outbox.operate import cli
 from celery_outbox.operate.logs import JsonFormatter
+from celery_outbox.operate.printing import answers
 from celery_outbox.store import locks, quarantining
 from tests.factories import Database, add_task, open_outbox
 
@@ -91,6 +93,16 @@ def test_tables_for_people_have_a_line_for_each_job(run: Run) -> None:
     assert "export-2" in run("quarantine", "list").output
     assert "unroutable" in run("quarantine", "show", "export-2").output
     assert "recorded" in run("journal", "export-1").output
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(30, False), (90, True)])
+def test_status_asks_for_the_dispatcher_where_nobody_publishes(
+    outbox: Outbox, seconds: int, asked: bool
+) -> None:
+    job = outbox.job("export-1")
+    published = dict(answers(job, job.available_at + timedelta(seconds=seconds)))["published"]
+    assert published.startswith(f"not yet, due {job.available_at.isoformat()}")
+    assert ("does a dispatcher run?" in published) == asked
 
 
 def test_quarantine_entries_carry_what_a_script_needs(run: Run) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from celery_outbox import ConfigurationError, Outbox
 from celery_outbox.core.states import State
@@ -149,7 +150,10 @@ def test_an_error_that_does_not_pass_is_raised_at_once(database: Database):
         ("", "not a SQLAlchemy URL"),
         ("postgresql://shop:s3cret@host:port/db", "not a SQLAlchemy URL"),
         ("nosuchdb://shop:s3cret@host/db", "not one of postgresql, mariadb, mysql, sqlite"),
-        ("mysql+aiomysql://shop:s3cret@host/db", "driver is not installed"),
+        ("mysql+aiomysql://shop:s3cret@host/db", r"aiomysql is an asynchronous driver"),
+        ("postgresql+asyncpg://shop:s3cret@host/db", "Use postgresql+psycopg2://"),
+        ("sqlite+aiosqlite:///shop.db", "Use sqlite://. Your sessions keep theirs."),
+        ("mariadb+mariadbconnector://shop:s3cret@host/db", "Install it. Use mariadb+pymysql://"),
         ("postgresql+nosuchdriver://shop:s3cret@host/db", "known driver"),
         ("postgresql+pg8000://shop:s3cret@host/db", "driver is not installed"),
     ],
@@ -162,6 +166,21 @@ def test_a_database_url_that_cannot_be_used_says_why_without_the_password(url, p
     # A traceback shows the causes, too.
     told = "".join(traceback.format_exception(raised.value))
     assert "s3cret" not in told.replace(url, "")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (str, "str"),
+        (create_async_engine, "AsyncEngine"),
+        (lambda url: create_async_engine(url).sync_engine, "asynchronous driver"),
+    ],
+    ids=["url", "async", "inside"],
+)
+def test_an_engine_that_cannot_be_used_says_so_at_once(make, kind):
+    engine = make("sqlite+aiosqlite://")
+    with pytest.raises(ConfigurationError, match=rf"{kind}.*create_engine\(\)"):
+        Outbox(make_app(), engine=engine)
 
 
 def test_no_database_at_all_says_what_to_set():

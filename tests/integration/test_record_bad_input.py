@@ -41,8 +41,8 @@ def export(outbox):
     [
         ((1, Order()), {}, "argument 1"),
         ((), {"order": Order()}, "argument 'order'"),
-        (([1, {"orders": [Order()]}],), {}, "argument 0"),
-        ((1,), {"a": 1, "b": {"c": (Order(),)}}, "argument 'b'"),
+        (([1, {"orders": [Order()]}],), {}, r"argument 0 \(type Order, inside a list\)"),
+        ((1,), {"a": 1, "b": {"c": (Order(),)}}, r"argument 'b' \(type Order, inside a dict"),
         (({1, 2}, object()), {}, "argument "),
     ],
 )

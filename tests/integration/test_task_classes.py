@@ -10,11 +10,12 @@ from celery import Task, _state, shared_task
 from celery.app.trace import _install_stack_protection, reset_worker_optimizations
 from sqlalchemy.orm import Session
 
-from celery_outbox import OutboxTask
+from celery_outbox import Outbox, OutboxTask
 from celery_outbox.core.states import State
 from celery_outbox.exceptions import ConfigurationError
+from celery_outbox.execute.past import warn_of_tasks_past_the_outbox
 from celery_outbox.execute.request import OutboxRequest
-from tests.factories import add_task, make_app
+from tests.factories import add_task, make_app, make_stock_app
 from tests.integration.delivering import deliver
 
 #: What the classes below leave behind: (where, the id of the request there).
@@ -308,6 +309,29 @@ def test_an_apply_async_of_ones_own_records_whichever_way_it_goes_on(outbox, rec
     assert recorded.counts()[0] == 0
     assert recorded.job(tagged.delay(1).id).envelope.headers["tenant"] == "acme"
     assert recorded.job(past.delay(1).id).state is State.QUEUED
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_a_worker_names_the_tasks_whose_own_base_class_was_forgotten(caplog, swapped):
+    class ClassBased(Task):
+        name = "shop.class_based"
+
+        def run(self): ...
+
+    app = make_app() if swapped else make_stock_app()
+    Outbox(app)
+    add_task(app)
+    add_task(app, name="shop.meant", base=Task)
+    add_task(app, name="shop.adopted", base=type("Adopted", (RunMixin, OutboxTask), {}))
+    add_task(app, name="shop.forgotten", base=StockSuper)
+    app.register_task(ClassBased())
+    app.loader.import_default_modules()
+    app.finalize()
+    with caplog.at_level("WARNING", logger="celery_outbox"):
+        warn_of_tasks_past_the_outbox(app)
+    named = [record.outbox_tasks for record in caplog.records]
+    assert named == (["shop.class_based,shop.forgotten"] if swapped else [])
+    assert not swapped or "celery_outbox.OutboxTask" in caplog.text
 
 
 class LoggingRequest(OutboxRequest):

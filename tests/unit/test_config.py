@@ -117,6 +117,11 @@ def test_no_message_has_the_password_of_the_database(value):
     assert "s3cret" not in str(raised.value)
 
 
+def test_a_setting_in_code_that_does_not_exist_is_named_as_in_the_configuration():
+    with pytest.raises(ConfigurationError, match="Did you mean outbox_database_url"):
+        _ = Outbox(make_app(), databse_url=PASSWORD_URL).config
+
+
 def test_the_retry_settings_make_the_policy():
     config = read(max_attempts=5, retry_delay=1, retry_factor=3, retry_max_delay=60, retry_jitter=0)
     assert config.retry_policy == RetryPolicy(5, 1, 3, 60, 0)
