@@ -73,8 +73,8 @@ def take_over(connection: Connection, guard: Guard, task: Task, job: Job, call: 
         # Its worker will find that the job has its end already.
         end_waiting(connection, guard, job, Reason.UNDECODABLE, code, acknowledged=True)
     else:
-        attempts = max(guard.policy_of(task).max_attempts, job.attempt + 1)
-        facts = {"max_attempts": attempts, "result_key": key}
+        allowed = job.attempts_before + guard.policy_of(task).max_attempts
+        facts = {"max_attempts": max(allowed, job.attempt + 1), "result_key": key}
         if job.state is State.RELAYED:
             actor = guard.worker_id()
             relaying.adopt_relayed(connection, guard.tables, job, actor=actor, **facts)

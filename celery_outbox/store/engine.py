@@ -179,12 +179,14 @@ def autocommit(connection: Connection) -> Iterator[None]:
     """
     driver: Any = connection.connection.dbapi_connection
     was = driver.autocommit
-    driver.autocommit = True
     try:
+        # In the block: a soft time limit may come at any point, and the pool would give the
+        # connection to somebody who needs a transaction.
+        driver.autocommit = True
         yield
     finally:
         # A connection that was lost is not used again.
-        with suppress(Exception):
+        with suppress(connection.dialect.loaded_dbapi.Error):
             driver.autocommit = was
 
 

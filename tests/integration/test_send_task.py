@@ -309,6 +309,11 @@ def test_a_body_that_goes_on_as_a_task_of_another_service_is_relayed(outbox, rec
     assert (job.state, job.task, job.relay) == (State.RETRYING, FOREIGN, True)
     published(recorded)
     assert recorded.job(job_id).state is State.RELAYED
+    # And comes to a worker of ours after all.
+    theirs = add_task(outbox.app, add, name=FOREIGN, max_attempts=4)
+    deliver_in_full(recorded, theirs, job_id)
+    job = recorded.job(job_id)
+    assert (job.attempt, job.attempts_before, job.max_attempts) == (2, 1, 5)
 
 
 def test_a_relayed_job_that_nobody_published_in_time_expires(outbox, recorded):
