@@ -97,16 +97,21 @@ class Outbox:
         self._owners = Owners(session)
         self._worker_id: str | None = None
         self._tasks = TaskNames(app)
-        setattr(app, _ATTRIBUTE, self)
         canvas_ids.install()
         record_calls_by_name(app, Outbox.of, self._tasks.find)
         revoke_in_the_database(app)
         backend.install(app, lambda: Outbox.of(app))
         canvas.install(app, _together)
+        # Last: from now on other threads find it.
+        setattr(app, _ATTRIBUTE, self)
 
     @classmethod
     def of(cls, app: Celery) -> Outbox:
         """The outbox of ``app``; made from its configuration when there is none."""
+        found = getattr(app, _ATTRIBUTE, None)
+        if isinstance(found, cls):
+            # Without the lock, which a thread may hold while this process is forked.
+            return found
         with _making:
             found = getattr(app, _ATTRIBUTE, None)
             return found if isinstance(found, cls) else cls(app)

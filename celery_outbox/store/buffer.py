@@ -62,12 +62,7 @@ class Buffers:
         if not connection.in_transaction():
             # As the first statement of a call that is not kept would do.
             connection.begin()
-        buffer = self._of.get(connection)
-        if buffer is None:
-            # Another thread may use the connection, too: one buffer, and its transaction is
-            # followed before it takes a call.
-            with self._lock:
-                buffer = self._of.get(connection) or self._follow(connection)
+        buffer = self._of.get(connection) or self._follow(connection)
         buffer.add(connection, call)
 
     def write(self, connection: Connection) -> None:
@@ -83,17 +78,29 @@ class Buffers:
             buffer.write(connection)
 
     def _follow(self, connection: Connection) -> _Buffer:
-        engine = connection.engine
-        if engine not in self._followed:
-            # To listen to each connection by itself would take longer than what is listened for.
-            for name in _EVENTS:
-                event.listen(engine, name, self._hand_over(name))
-            self._followed.add(engine)
-        # A connection that was there before asks for its own listeners alone (SQLAlchemy 2.0).
-        event.listen(connection, "savepoint", begin_before_savepoint)
-        buffer = _Buffer(self._tables, self._ensure_ready, self._reader)
-        self._of[connection] = buffer
+        self._follow_engine(connection.engine)
+        mine = _Buffer(self._tables, self._ensure_ready, self._reader)
+        with mine.lock:
+            # Another thread may use the connection, too: one buffer, and its transaction is
+            # followed before it takes a call.
+            buffer = self._of.setdefault(connection, mine)
+            if buffer is mine:
+                # A connection that was there before its engine was followed asks for its own
+                # listeners alone (SQLAlchemy 2.0).
+                event.listen(connection, "savepoint", begin_before_savepoint)
         return buffer
+
+    def _follow_engine(self, engine: Engine) -> None:
+        """Follow all its connections: to listen to each by itself would take longer than what is
+        listened for."""
+        if engine in self._followed:
+            # Without the lock, which a thread may hold while this process is forked.
+            return
+        with self._lock:
+            if engine not in self._followed:
+                for name in _EVENTS:
+                    event.listen(engine, name, self._hand_over(name))
+                self._followed.add(engine)
 
     def _hand_over(self, name: str) -> Callable[..., None]:
         """A listener that does what the buffer of a connection does, if it has one."""

@@ -31,6 +31,7 @@ from sqlalchemy.orm import Session
 
 from celery_outbox import JobIdTaken, NotWritten, Outbox, RecordError, UnserializableArgument
 from celery_outbox import UnusableSession as Unusable
+from celery_outbox import app as app_module
 from celery_outbox.core.states import State
 from celery_outbox.store.buffer import MOST_BYTES
 from celery_outbox.store.calls import Call
@@ -826,3 +827,18 @@ def mend_writes(recorded: Database) -> None:
     """Undo :func:`break_writes`."""
     on = " ON outbox_event" if recorded.engine.dialect.name == "postgresql" else ""
     recorded.execute(f"DROP TRIGGER IF EXISTS broken{on}")
+
+
+def test_a_call_needs_no_lock_that_another_thread_may_hold_in_a_fork(outbox, export, recorded):
+    def call() -> None:
+        with outbox.engine.begin() as connection, outbox.use(connection):
+            export.delay()
+
+    call()
+    with app_module._making, outbox.database.buffers._lock:
+        # As in a child that was forked while they were held: nobody releases them there.
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert recorded.counts() == (2, 2, 2)
