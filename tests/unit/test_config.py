@@ -84,7 +84,7 @@ def test_an_unknown_setting_is_noticed_behind_a_namespace_too():
 def test_a_setting_in_upper_case_is_refused_where_celery_does_not_read_it():
     app = make_app()
     app.config_from_object(SimpleNamespace(OUTBOX_MAX_ATTEMPTS=1, OUTBOX_OF_OTHERS=1))
-    with pytest.raises(ConfigurationError, match="outbox_max_attempts.*Write it in lower case"):
+    with pytest.raises(ConfigurationError, match=r"outbox_max_attempts.*Write it in lower case"):
         _ = Outbox(app).config
 
 
