@@ -215,14 +215,25 @@ def _check_types(config: Config) -> None:
 def _outbox_keys(conf: Mapping[str, Any]) -> set[str]:
     """The names, without prefix, of every ``outbox_*`` key, with or without a namespace."""
     # Read first: a configuration that is not loaded yet has no namespace either.
-    everything = list(conf)
+    everything = [str(key) for key in conf]
     namespace = str(getattr(conf, "prefix", None) or "").lower()
     keys = set()
     for key in everything:
-        name = str(key).lower().removeprefix(namespace)
+        has_namespace = bool(namespace) and key.lower().startswith(namespace)
+        # Celery reads what has no namespace in lower case only; the rest may be anybody's.
+        name = key.lower().removeprefix(namespace) if has_namespace else key
         if name.startswith(PREFIX):
             keys.add(name.removeprefix(PREFIX))
+        elif not namespace and name.startswith(PREFIX.upper()):
+            _refuse_upper_case(name)
     return keys
+
+
+def _refuse_upper_case(key: str) -> None:
+    """Refuse a setting that would be ignored; what is no setting of ours is not ours to judge."""
+    name = key.lower().removeprefix(PREFIX)
+    if name in {field.name for field in fields(Config)}:
+        raise _unusable(name, f"{key} is not read", "Write it in lower case.")
 
 
 def _unusable(name: str, problem: str, remedy: str = "") -> ConfigurationError:

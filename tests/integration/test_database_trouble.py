@@ -178,7 +178,7 @@ def test_a_database_url_that_cannot_be_used_says_why_without_the_password(url, p
     ids=["url", "async", "inside"],
 )
 def test_an_engine_that_cannot_be_used_says_so_at_once(make, kind):
-    engine = make("sqlite+aiosqlite://")
+    engine = make("postgresql+psycopg://localhost/shop")
     with pytest.raises(ConfigurationError, match=rf"{kind}.*create_engine\(\)"):
         Outbox(make_app(), engine=engine)
 

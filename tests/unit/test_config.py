@@ -81,6 +81,22 @@ def test_an_unknown_setting_is_noticed_behind_a_namespace_too():
         _ = Outbox(app).config
 
 
+def test_a_setting_in_upper_case_is_refused_where_celery_does_not_read_it():
+    app = make_app()
+    app.config_from_object(SimpleNamespace(OUTBOX_MAX_ATTEMPTS=1, OUTBOX_OF_OTHERS=1))
+    with pytest.raises(ConfigurationError, match=r"outbox_max_attempts.*Write it in lower case"):
+        _ = Outbox(app).config
+
+
+def test_what_is_not_in_the_namespace_of_the_app_is_not_a_setting():
+    app = make_app()
+    settings = SimpleNamespace(OUTBOX_RETENTION=1, OUTBOX_LEASE="theirs", CELERY_OUTBOX_LEASE=30)
+    app.config_from_object(settings, namespace="CELERY")
+    app.conf.outbox_max_attempts = 2
+    config = Outbox(app).config
+    assert (config.lease, config.max_attempts) == (30, 2)
+
+
 def test_what_is_given_in_code_overrules_the_apps_settings():
     outbox = Outbox(make_app(outbox_max_attempts=7, outbox_lease=90), max_attempts=2)
     assert (outbox.config.max_attempts, outbox.config.lease) == (2, 90)
