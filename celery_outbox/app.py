@@ -30,6 +30,7 @@ from celery_outbox.operate.bounded import Bounded
 from celery_outbox.operate.control import Control
 from celery_outbox.operate.maintenance import Maintenance
 from celery_outbox.operate.members import Members
+from celery_outbox.operate.reports import Reports
 from celery_outbox.operate.revoke import Revoke, Send
 from celery_outbox.operate.status import JobStatus
 from celery_outbox.record import canvas, canvas_ids
@@ -367,6 +368,7 @@ class Outbox:
             count_members=Bounded(
                 Members(self.app, self.chords, after=self.config.lease).count, "members"
             ).run,
+            report=Bounded(Reports(self.app, self.database).tell, "reports").run,
         )
 
     @cached_property

@@ -71,7 +71,9 @@ def take_over(connection: Connection, guard: Guard, task: Task, job: Job, call: 
     except InvalidResultKey as error:
         code = error_code(error)
         # Its worker will find that the job has its end already.
-        end_waiting(connection, guard, job, Reason.UNDECODABLE, code, acknowledged=True)
+        end_waiting(
+            connection, guard, job, Reason.UNDECODABLE, code, acknowledged=True, report=False
+        )
     else:
         allowed = job.attempts_before + guard.policy_of(task).max_attempts
         facts = {"max_attempts": max(allowed, job.attempt + 1), "result_key": key}

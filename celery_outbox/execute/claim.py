@@ -140,7 +140,9 @@ class Claim:
         elif isinstance(decision, Defer):
             transitions.defer(connection, tables, job, until=decision.until, actor=actor)
         elif isinstance(decision, Expire):
-            transitions.expire(connection, tables, job.id, attempt=job.attempt, actor=actor)
+            transitions.expire(
+                connection, tables, job.id, attempt=job.attempt, actor=actor, report=False
+            )
         elif isinstance(decision, Mismatch):
             foreign = adoption.foreign_of(guard, self._task, self._delivery, self._call)
             taken = Reason.ID_TAKEN

@@ -173,12 +173,14 @@ def end_waiting(
     code: str,
     *,
     acknowledged: bool = False,
+    report: bool = True,
 ) -> None:
     """Quarantine a locked job whose message no worker can run, if it waits.
 
     Arguments:
         code: what exactly is wrong with the message.
         acknowledged: the message will be, so that the broker does not dead-letter it.
+        report: the maintenance is to tell Celery's side; ``False``: the caller does.
     """
     quarantining.quarantine_waiting(
         connection,
@@ -189,6 +191,7 @@ def end_waiting(
         reason=reason,
         error_code=code,
         copy=acknowledged or not guard.broker_dead_letters(job.queue),
+        report=report,
         relayed=job.relay,
     )
 
@@ -218,7 +221,7 @@ def end_unreadable(guard: Guard, task: Task, foreign: Foreign, attempts_before: 
         elif job.state in WAITING_STATES and not _is_own(job, foreign):
             job_id = note_foreign(connection, guard, foreign, job, Reason.UNDECODABLE, code)
         else:
-            end_waiting(connection, guard, job, Reason.UNDECODABLE, code)
+            end_waiting(connection, guard, job, Reason.UNDECODABLE, code, report=False)
         return jobs.get(connection, guard.tables, job_id)
 
     return guard.database.write(write)

@@ -45,6 +45,7 @@ class Maintained:
         expired: waiting jobs whose time was over.
         republished: waiting jobs whose message was lost, or so it seems.
         counted: members of chords that had ended with nobody to count them.
+        reported: ends of jobs that Celery's side was told of, because no worker does.
         left_to: who does the maintenance at this time, if it is somebody else.
     """
 
@@ -53,6 +54,7 @@ class Maintained:
     expired: int = 0
     republished: int = 0
     counted: int = 0
+    reported: int = 0
     left_to: str | None = None
 
 
@@ -71,6 +73,7 @@ class Maintenance:
         republish_after: seconds after which a published and unclaimed message counts as lost.
         lease: seconds after which another one takes over from one that fell silent.
         count_members: counts members of chords that nobody has counted; returns how many.
+        report: tells Celery's side of ends that no worker tells of; returns of how many.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Maintenance:
         republish_after: float,
         lease: float,
         count_members: Callable[[], int] = lambda: 0,
+        report: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._report = report
         self._count_members = count_members
         self._database = database
         self._tables = database.tables
@@ -124,6 +129,7 @@ class Maintenance:
                 expired=done.expired,
                 republished=done.republished,
                 counted=done.counted,
+                reported=done.reported,
             )
         return done
 
@@ -136,6 +142,7 @@ class Maintenance:
     def _run(self, done: Maintained) -> None:
         self._rescue_all(done)
         self._expire_all(done)
+        done.reported += self._report()
         done.counted += self._count_members()
         # It looks at every job that waits, so it is not done each time.
         if time.monotonic() >= self._republish_at:
@@ -205,6 +212,8 @@ class Maintenance:
             error_code=str(Reason.LOST_WORKER),
             # There may be no message left that a worker could reject.
             copy=True,
+            # Nor one that a worker would tell Celery's side of.
+            report=True,
         )
         return State.QUARANTINED if took else None
 

@@ -8,17 +8,14 @@ from typing import Any
 
 from celery import Celery
 from celery.app.task import Context
-from celery.exceptions import TaskRevokedError
 
 from celery_outbox.context import reporting
 from celery_outbox.core.chords import LAST, Part
 from celery_outbox.core.states import State
-from celery_outbox.exceptions import JobQuarantined
-from celery_outbox.execute.callback_id import fix_callback_ids
 from celery_outbox.execute.chord_places import Member, places_in
 from celery_outbox.execute.chords import Chords
-from celery_outbox.execute.payload import Undecodable, decode_call
 from celery_outbox.log import log_event
+from celery_outbox.operate.reports import error_of, request_of, tell_end
 from celery_outbox.store import chords as store
 from celery_outbox.store import job as jobs
 from celery_outbox.store.job import Job
@@ -64,7 +61,7 @@ class Members:
 
     def _end(self, chord_id: str, job: Job, position: int | None) -> None:
         backend = self._app.backend
-        request = self._request(job)
+        request = request_of(self._app, job)
         if job.state is State.RELAYED:
             # Its end is known to another service.
             self._chords.forget(chord_id, job.id)
@@ -90,12 +87,9 @@ class Members:
         reported = self._database.read(
             lambda c: store.has_counted(c, self._database.tables, chord_id, ids)
         )
-        error = _error(job)
-        stores = not request.ignore_result
-        if not reported and isinstance(error, TaskRevokedError):
-            backend.mark_as_revoked(job.id, str(error), request=request, store_result=stores)
-        elif not reported:
-            backend.mark_as_failure(job.id, error, request=request, store_result=stores)
+        error = error_of(job)
+        if not reported:
+            tell_end(self._app, job, request)
         for member in members:
             # Celery does not go down the chain of a job that was revoked; and whoever counted the
             # last member may not have lived to say that the chord has failed.
@@ -106,25 +100,8 @@ class Members:
     def _part(self, backend: Any, job: Job) -> Part:
         if job.state is State.SUCCEEDED:
             return Part(job.id, True, job.result, job.result_type)
-        return self._chords.part_of(backend, job.id, _error(job), failed=True)
-
-    def _request(self, job: Job) -> Context:
-        try:
-            headers, call = dict(job.envelope.headers), decode_call(self._app, job)
-            embed = dict(call.embed)
-            embed |= {"args": call.args, "kwargs": call.kwargs}
-        except (Undecodable, ValueError, TypeError):
-            # The body of the chord is kept in its own row, too.
-            headers, embed = {}, {}
-        fix_callback_ids(job.id, "link_error", embed.get("errbacks"))
-        return Context({**headers, **embed, "id": job.id, "delivery_info": {}})
+        return self._chords.part_of(backend, job.id, error_of(job), failed=True)
 
 
 def _position(request: Context) -> int:
     return LAST if request.group_index is None else int(request.group_index)
-
-
-def _error(job: Job) -> Exception:
-    if job.state in (State.CANCELLED, State.EXPIRED):
-        return TaskRevokedError(str(job.state))
-    return JobQuarantined(job.id, str(job.reason), job.error_code)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery
-from celery.app.task import Context
+from celery.exceptions import TaskRevokedError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from celery_outbox.context import reporting
 from celery_outbox.exceptions import OutboxError
-from celery_outbox.execute.payload import decode_call
 from celery_outbox.log import cause, log_event
 from celery_outbox.operate.control import Control, Revoked
+from celery_outbox.operate.reports import request_of, tell_end
 from celery_outbox.store.after_commit import after_commit
 from celery_outbox.store.engine import is_autocommit
 from celery_outbox.store.job import Job
@@ -107,18 +107,7 @@ class Revoke:
 def tell_backend(app: Celery, job: Job) -> None:
     """Tell the result backend that a job was revoked which no worker will ever meet."""
     try:
-        headers, properties = job.envelope.headers, job.envelope.properties
-        call = decode_call(app, job)
-        names = ("reply_to", "correlation_id")
-        request = Context(
-            {**headers, **{name: properties.get(name) for name in names}, **call.embed},
-            args=call.args,
-            kwargs=call.kwargs,
-        )
-        task = app.tasks.get(job.task)
         with reporting(job.id):
-            (app if task is None else task).backend.mark_as_revoked(
-                job.id, "revoked", request=request, store_result=not headers.get("ignore_result")
-            )
+            tell_end(app, job, request_of(app, job), TaskRevokedError("revoked"))
     except Exception:  # the result backend may be anything, and the job is cancelled
         log_event(logger, logging.ERROR, "outbox.report_failed", exc_info=True, job=job.id)

@@ -14,7 +14,12 @@ from celery_outbox.store.schema import Tables
 NO_LEASE: dict[str, Any] = {"leased_by": None, "leased_until": None}
 
 #: The values of a job that had ended and goes on.
-NOT_FINAL: dict[str, Any] = {"finished_at": None, "reason": None, "source": None}
+NOT_FINAL: dict[str, Any] = {
+    "finished_at": None,
+    "reason": None,
+    "source": None,
+    "report_at": None,
+}
 
 
 def apply(

@@ -53,6 +53,7 @@ class Job:
     error_detail: str | None = field(repr=False)
     chord_id: str | None
     chord_position: int | None
+    report_at: datetime | None
     now: datetime
 
     @classmethod

@@ -25,12 +25,14 @@ def quarantine(
     error_code: str | None,
     error_detail: str | None = None,
     copy: bool,
+    report: bool = False,
 ) -> bool:
     """End the attempt for good.
 
     Arguments:
         copy: send a copy of the message to the quarantine queue through the outbox, because
             the broker does not do it.
+        report: no worker may be there that tells Celery's side: the maintenance does.
     """
     took = apply(
         connection,
@@ -44,6 +46,7 @@ def quarantine(
         error_code=error_code,
         error_detail=error_detail,
         finished_at=db_now(),
+        report_at=db_now() if report else None,
     )
     if took:
         _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)
@@ -60,11 +63,13 @@ def quarantine_waiting(
     reason: Reason,
     error_code: str | None = None,
     copy: bool,
+    report: bool = True,
     relayed: bool = False,
 ) -> bool:
     """Quarantine a job that waits, because no worker can get or read its message.
 
     Arguments:
+        report: the maintenance is to tell Celery's side; ``False``: the caller does.
         relayed: also a job that counts as relayed.
     """
     waiting = [str(state) for state in WAITING_STATES]
@@ -80,6 +85,7 @@ def quarantine_waiting(
         source=str(Source.BROKER),
         error_code=error_code,
         finished_at=db_now(),
+        report_at=db_now() if report else None,
     )
     if took:
         _quarantined(connection, tables, job_id, attempt, actor, reason, error_code, copy=copy)

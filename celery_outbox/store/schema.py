@@ -131,6 +131,9 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         Column("chord_id", Name(255)),
         # Where in the chord's header it stands; NULL: it only begins a chain that does.
         Column("chord_position", Integer),
+        # When Celery's side is to be told of an end that no worker may ever meet; NULL: it was, or
+        # somebody else tells it.
+        Column("report_at", UTCDateTime),
         CheckConstraint(f"state IN ({states})", name=f"{prefix}job_state"),
         CheckConstraint("id <> ''", name=f"{prefix}job_id"),
         CheckConstraint("max_attempts >= 1 AND attempt >= 0", name=f"{prefix}job_attempts"),
@@ -178,6 +181,7 @@ def _job(meta: MetaData, prefix: str, schema: str | None) -> Table:
         column.finished_at,
         instead=(column.chord_id, column.finished_at),
     )
+    partial_index(f"ix_{prefix}job_untold", "report_at IS NOT NULL", column.report_at)
     Index(f"ix_{prefix}job_recorded", table.c.recorded_at)
     return table
 

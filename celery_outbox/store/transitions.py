@@ -231,10 +231,20 @@ def cancel(connection: Connection, tables: Tables, job: Job, *, actor: str) -> b
 
 
 def expire(
-    connection: Connection, tables: Tables, job_id: str, *, attempt: int, actor: str
+    connection: Connection,
+    tables: Tables,
+    job_id: str,
+    *,
+    attempt: int,
+    actor: str,
+    report: bool = True,
 ) -> bool:
-    """End a waiting job whose time is over."""
-    return _end_waiting(connection, tables, Transition.EXPIRE, job_id, attempt, actor)
+    """End a waiting job whose time is over.
+
+    Arguments:
+        report: the maintenance is to tell Celery's side; ``False``: the caller does.
+    """
+    return _end_waiting(connection, tables, Transition.EXPIRE, job_id, attempt, actor, report)
 
 
 def count_delivery(
@@ -301,8 +311,18 @@ def _end_waiting(
     job_id: str,
     attempt: int,
     actor: str,
+    report: bool = False,
 ) -> bool:
-    took = apply(connection, tables, transition, job_id, [], finished_at=db_now())
+    report_at = db_now() if report else None
+    took = apply(
+        connection,
+        tables,
+        transition,
+        job_id,
+        [],
+        finished_at=db_now(),
+        report_at=report_at,
+    )
     if took:
         messages.drop_pending(connection, tables, job_id)
         note(connection, tables, transition, job_id, attempt, actor)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, messages, publishing, transitions, workers
+from celery_outbox.store import journal, messages, publishing, reports, transitions, workers
 from tests.factories import Database, new_envelope, open_database
 from tests.integration.statements import statements_of
 from tests.servers.postgresql import Postgresql
@@ -91,6 +91,7 @@ def test_due_messages_are_claimed_by_their_partial_index(database: Database):
         (messages.seconds_until_due, (), "ix_outbox_message_due"),
         (jobs.lock_expired, (100,), "ix_outbox_job_running"),
         (jobs.lock_overdue, (100,), "ix_outbox_job_expiring"),
+        (reports.due, (100,), "ix_outbox_job_untold"),
         (jobs.get, ("job-7",), "outbox_job_pkey"),
         (jobs.lock, ("job-7",), "ix_outbox_message_job"),
         (jobs.find, (), "ix_outbox_job_recorded"),

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from celery_outbox.store import job as jobs
-from celery_outbox.store import journal, messages, republishing, transitions, workers
+from celery_outbox.store import journal, messages, reports, republishing, transitions, workers
 from tests.factories import Database, new_envelope, open_database
 from tests.integration.statements import statements_of
 from tests.servers.mariadb import Mariadb
@@ -84,6 +84,7 @@ def test_due_messages_are_claimed_by_their_index_in_its_order(database: Database
         (messages.seconds_until_due, (), {"ix_outbox_message_due"}),
         (jobs.lock_expired, (100,), {"ix_outbox_job_running", "ix_outbox_message_job"}),
         (jobs.lock_overdue, (100,), {"ix_outbox_job_expiring", "ix_outbox_message_job"}),
+        (reports.due, (100,), {"ix_outbox_job_untold"}),
         (jobs.get, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),
         (jobs.lock, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),
         (jobs.first, ("job-7",), {"PRIMARY", "ix_outbox_message_job"}),

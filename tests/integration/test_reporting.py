@@ -13,14 +13,17 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import WorkerLostError
 from kombu.message import Message
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from celery_outbox import Outbox, RetryPolicy
 from celery_outbox.core.reasons import Reason
 from celery_outbox.execute.request import OutboxRequest
+from celery_outbox.operate.maintenance import Maintained
+from celery_outbox.operate.reports import request_of as request_of_row
 from celery_outbox.store import quarantining, transitions
+from celery_outbox.store.clock import db_after
 from tests.factories import Database, make_app
 from tests.integration.delivering import add_task, deliver
 from tests.integration.shop import Shop
@@ -239,3 +242,142 @@ def test_a_task_without_the_outbox_calls_back_in_no_session_that_nobody_commits(
     scoped.remove()
     assert shop.waiting("shop.part") == ["linked"]
     outbox.engine.dispose()
+
+
+def lose(shop: Shop, **options: Any) -> str:
+    """Let the worker of a job die in its last attempt, with no message left of it."""
+    last = add_task(shop.outbox.app, name="shop.last", max_attempts=1)
+    with committed(shop):
+        job_id = str(last.apply_async(link_error=shop.errback.s(), **options).id)
+    shop.recorded.do(transitions.claim, shop.recorded.job(job_id), actor="gone", lease=60)
+    shop.recorded.end_lease(job_id)
+    return job_id
+
+
+def maintain(shop: Shop) -> Maintained:
+    """Run the maintenance as a dispatcher does."""
+    return shop.outbox.maintenance.run()
+
+
+def let_it_be_due(shop: Shop, job_id: str, ended: float = 0.0) -> None:
+    """Let the end of a job be told again now, as one of some seconds ago."""
+    job = shop.recorded.tables.job
+    due = {"report_at": db_after(-1), "finished_at": db_after(-ended)}
+    shop.recorded.execute(update(job).where(job.c.id == job_id).values(**due))
+
+
+def test_the_maintenance_tells_of_a_job_whose_worker_is_gone_in_its_last_attempt(shop):
+    job_id = lose(shop)
+    done = maintain(shop)
+    assert (done.quarantined, done.reported) == (1, 1)
+    state, error = shop.reaches(job_id)
+    assert state == "FAILURE"
+    assert "lost_worker" in error
+    assert len(shop.waiting("shop.errback")) == 1
+    # Once; a worker that meets a message of it after all changes nothing.
+    assert maintain(shop).reported == 0
+    info = {"exchange": "", "routing_key": "celery", "redelivered": True}
+    deliver(shop.outbox.app.tasks["shop.last"], job_id, delivery_info=info)
+    assert shop.reaches(job_id)[0] == "FAILURE"
+    assert len(shop.waiting("shop.errback")) == 1
+
+
+def test_the_maintenance_tells_of_a_job_that_the_dispatcher_refused(shop):
+    with committed(shop):
+        job_id = shop.part.apply_async((1,), link_error=shop.errback.s()).id
+    park(shop, job_id)
+    assert maintain(shop).reported == 1
+    assert shop.reaches(job_id)[0] == "FAILURE"
+    assert len(shop.waiting("shop.errback")) == 1
+
+
+def test_the_maintenance_tells_of_a_job_that_expired_before_it_was_delivered(shop):
+    with committed(shop):
+        job_id = shop.part.apply_async((1,), link_error=shop.errback.s(), expires=60).id
+    job = shop.recorded.tables.job
+    shop.recorded.execute(update(job).where(job.c.id == job_id).values(expires_at=db_after(-1)))
+    done = maintain(shop)
+    assert (done.expired, done.reported) == (1, 1)
+    assert shop.reaches(job_id) == ("REVOKED", "expired")
+    # Celery calls no error callbacks for what was revoked.
+    assert shop.waiting("shop.errback") == []
+
+
+@pytest.mark.parametrize("ending", [park, expire], ids=lambda each: each.__name__)
+def test_what_is_told_of_a_member_ends_its_chord_once(shop, ending):
+    ending(shop, call_chord(shop))
+    assert maintain(shop).reported == 1
+    assert [state for state, *_ in shop.chords()] == ["failed"]
+    assert shop.members.count() == 0
+    assert len(shop.waiting("shop.errback")) == 1
+
+
+def test_the_result_of_a_job_that_nobody_wants_is_not_stored_and_its_callback_is_called(shop):
+    job_id = lose(shop, ignore_result=True)
+    assert maintain(shop).reported == 1
+    assert shop.reaches(job_id)[0] == "PENDING"
+    assert len(shop.waiting("shop.errback")) == 1
+
+
+def test_a_job_whose_row_cannot_be_read_is_told_of(shop):
+    job_id = lose(shop)
+    job = shop.recorded.tables.job
+    shop.recorded.execute(update(job).where(job.c.id == job_id).values(body=b"\xff"))
+    assert maintain(shop).reported == 1
+    assert shop.reaches(job_id)[0] == "FAILURE"
+
+
+def test_a_job_that_a_person_has_replayed_is_not_told_of(shop):
+    with committed(shop):
+        job_id = shop.part.apply_async((1,), link_error=shop.errback.s()).id
+    park(shop, job_id)
+    shop.outbox.control.replay(job_id)
+    assert maintain(shop).reported == 0
+    assert deliver(shop.part, job_id) == "SUCCESS"
+    assert maintain(shop).reported == 0
+    assert shop.reaches(job_id) == ("SUCCESS", "1")
+    assert shop.waiting("shop.errback") == []
+
+
+def test_an_end_that_cannot_be_told_is_told_later_and_delays_no_other(shop, monkeypatch):
+    stuck, other = lose(shop), lose(shop)
+    backend = type(shop.outbox.app.backend._get_current_object())
+    stock = backend.store_result
+
+    def store(self: Any, job_id: str, *args: Any, **options: Any) -> Any:
+        if job_id == stuck:
+            raise ConnectionError("away")
+        return stock(self, job_id, *args, **options)
+
+    with monkeypatch.context() as away:
+        away.setattr(backend, "store_result", store)
+        done = maintain(shop)
+        assert (done.quarantined, done.reported) == (2, 1)
+        # Not at once again.
+        assert maintain(shop).reported == 0
+        assert shop.reaches(other)[0] == "FAILURE"
+        assert shop.recorded.job(stuck).report_at is not None
+    let_it_be_due(shop, stuck)
+    assert maintain(shop).reported == 1
+    assert shop.reaches(stuck)[0] == "FAILURE"
+    assert shop.recorded.job(stuck).report_at is None
+    assert len(shop.waiting("shop.errback")) == 2
+
+
+def test_an_end_that_cannot_be_told_for_a_day_is_given_up(shop, monkeypatch):
+    job_id = lose(shop)
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(type(shop.outbox.app.backend._get_current_object()), "store_result", fail)
+    assert maintain(shop).reported == 0
+    let_it_be_due(shop, job_id, ended=2 * 86400.0)
+    assert maintain(shop).reported == 0
+    assert shop.recorded.job(job_id).report_at is None
+
+
+def test_an_answer_to_a_caller_with_rpc_names_its_queue_and_its_call(shop):
+    job_id = lose(shop, reply_to="caller", correlation_id="call-1")
+    request = request_of_row(shop.outbox.app, shop.recorded.job(job_id))
+    assert (request.reply_to, request.correlation_id) == ("caller", "call-1")
