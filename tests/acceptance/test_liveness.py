@@ -8,8 +8,11 @@ from collections import defaultdict
 from datetime import datetime, timezone
 
 import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
 from sqlalchemy import select
 
+from celery_outbox import JobQuarantined
 from tests.acceptance.conftest import on_rabbitmq
 from tests.acceptance.system import System
 from tests.wait import eventually
@@ -110,3 +113,38 @@ def workers(system: System) -> list:
     """The heartbeat rows."""
     with system.outbox.engine.connect() as connection:
         return list(connection.execute(select(system.outbox.tables.worker)))
+
+
+@on_rabbitmq
+def test_a_caller_hears_of_a_job_that_went_with_the_last_worker_and_so_does_its_error_callback(
+    system: System, redis_url: str
+) -> None:
+    settings = json.loads(system.environment["SHOP_SETTINGS"]) | {"result_backend": redis_url}
+    told = {"SHOP_SETTINGS": json.dumps(settings)}
+    results = Celery("results", backend=redis_url, set_as_current=False)
+    callback = system.shop.app.tasks["canvas.listed"].s()
+    system.shop.wait_once.apply_async(("never", 300.0), task_id="last", link_error=callback)
+    system.shop.add.apply_async((1, 2), task_id="late", expires=1)
+    system.dispatcher(**told)
+    worker = system.worker("-c", "1", "--prefetch-multiplier", "1", **told)
+    eventually(lambda: system.runs("last") == 1, deadline=60)
+    worker.kill()
+
+    # There is no worker that could say so.
+    with pytest.raises(JobQuarantined, match="lost_worker"):
+        results.AsyncResult("last").get(timeout=60)
+    with pytest.raises(TaskRevokedError):
+        results.AsyncResult("late").get(timeout=60)
+    assert system.job("last").reason == "lost_worker"
+    eventually(lambda: system.outbox.control.find(task="canvas.listed"))
+
+    # The broker delivers the message of the lost job again, and the worker tells the same.
+    system.worker(**told)
+    [called] = system.outbox.control.find(task="canvas.listed")
+    system.reaches(called.id, "succeeded", deadline=60)
+    eventually(lambda: system.depth("celery") == 0, deadline=60)
+    eventually(lambda: system.job("last").deliveries == 2, deadline=60)
+    assert len(system.outbox.control.find(task="canvas.listed")) == 1
+    assert (system.runs("last"), system.runs(called.id)) == (1, 1)
+    assert results.AsyncResult("last").state == "FAILURE"
+    results.close()
