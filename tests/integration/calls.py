@@ -50,6 +50,8 @@ class Call:
         options["task_id"] = "job-1"
         receiver = RECEIVERS[self.receiver] if self.receiver is not None else None
         if receiver is not None:
+            # Celery 5.4 looks once, at an app's first call, who the receivers are.
+            app.amqp.__dict__.pop("send_task_message", None)
             signals.before_task_publish.connect(receiver, sender=TASK)
         try:
             if not self.visitor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -253,17 +253,20 @@ def test_what_a_receiver_calls_while_a_canvas_is_sent_takes_none_of_its_ids(outb
     seen = []
 
     def receiver(headers=None, **kwargs):
-        seen.append(signature("shop.child", (9,), app=outbox.app).freeze().id)
+        if failing:
+            seen.append(signature("shop.child", (9,), app=outbox.app).freeze().id)
 
     def grouped(child):
-        with connected(signals.before_task_publish, receiver) if failing else nullcontext():
-            group(child.s(1), child.s(2)).delay()
+        group(child.s(1), child.s(2)).delay()
 
-    failing = True
-    parent = Parent(outbox, grouped, grouped)
-    assert deliver(parent.task, parent.job_id) == "RETRY"
     failing = False
-    assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
+    # Before the first call, for which Celery 5.4 looks once who the receivers are.
+    with connected(signals.before_task_publish, receiver):
+        parent = Parent(outbox, grouped, grouped)
+        failing = True
+        assert deliver(parent.task, parent.job_id) == "RETRY"
+        failing = False
+        assert run_again(recorded, parent.task, parent.job_id) == "SUCCESS"
     assert len(seen) == 2
     assert len(children(recorded, parent.job_id)) == 2
 

@@ -32,11 +32,11 @@ ONE_BY_ONE = {**SHORT_HOLD, "outbox_dispatch_window": 1}
 SOON_LOST = {"outbox_republish_after": 1.0}
 
 
-def recording(boundary: str) -> Death:
+def recording(boundary: str, role: str = "record") -> Death:
     """A web process dies; its caller asks again afterwards."""
 
     def die(bench: Bench) -> None:
-        bench.dies(bench.start("record", "export", JOB, **armed(boundary)))
+        bench.dies(bench.start(role, "export", JOB, **armed(boundary)))
 
     return Death((boundary,), die)
 

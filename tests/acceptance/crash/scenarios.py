@@ -81,7 +81,7 @@ SCENARIOS = (
         "record-before-commit",
         Stage.RECORD,
         "The job is written, and not committed.",
-        deaths.recording("record.before_commit"),
+        deaths.recording("record.before_commit", "record_within"),
         "The database rolls it back. The caller asks again with the same id, and that is the first"
         " call.",
         attempts=1,

@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from kombu import Exchange, Queue
 from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy.orm import Session
 
 from celery_outbox import Outbox, PermanentError, testing
 from celery_outbox.queues import is_rabbitmq
@@ -70,8 +71,15 @@ def celery(*arguments: str) -> None:
 
 
 def record(task: str, job_id: str) -> None:
-    """Be a web process that records one job."""
+    """Be a web process that records one job, in a transaction of the outbox's own."""
     build(os.environ).ask_for(task, job_id)
+
+
+def record_within(task: str, job_id: str) -> None:
+    """Be a web process that records one job in a transaction of its own."""
+    shop = build(os.environ)
+    with Session(shop.outbox.engine) as session, session.begin(), shop.outbox.use(session):
+        shop.ask_for(task, job_id)
 
 
 def bookings(prefix: str) -> Table:
