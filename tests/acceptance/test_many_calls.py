@@ -32,7 +32,7 @@ with Session(outbox.engine) as session, outbox.use(session):
     for number in range({JOBS}):
         add.delay(number, 0)
     session.commit()
-    print(len([text for text in sent if text.startswith("INSERT")]), flush=True)
+    print(len([text for text in sent if "INSERT" in text]), flush=True)
     os._exit(1)
 """
 
@@ -43,7 +43,8 @@ def test_all_of_them_run_though_the_dispatcher_is_killed_in_the_drain(
 ) -> None:
     caller = processes.start([sys.executable, "-c", CALLER], env=system.environment, name="caller")
     assert caller.wait(120) == 1
-    assert caller.log().strip() == "12"
+    # One for each 500 of them.
+    assert caller.log().strip() == "4"
     assert system.depth("celery") == 0
 
     dying = system.dispatcher(fault="dispatch.before_mark")
