@@ -250,6 +250,20 @@ class Guard:
         )
         return job is not None and job.lease_token == token and job.state is end
 
+    def has_forgotten(self, job_id: str, token: int) -> bool:
+        """Whether a crash of the database has undone the claim of the attempt with this lease
+        token: claims do not wait for the disk. Waits for a database that is away."""
+        job = self._patiently(
+            "outcome",
+            lambda connection: jobs.lock(connection, self.tables, job_id),
+            timeout=self.config.settle_timeout,
+        )
+        # Tokens only grow, so a smaller one is of the time before the claim.
+        if job is None or job.lease_token >= token:
+            return False
+        log_event(logger, logging.ERROR, "outbox.claim_forgotten", job=job_id, token=token)
+        return True
+
     def note_stale(self, job: Job, lease: Lease) -> None:
         """Say in the journal that an attempt ended after it had lost its lease."""
         log_event(logger, logging.WARNING, "outbox.lease_lost", job=job.id, attempt=job.attempt)

@@ -191,6 +191,13 @@ class Hold:
             self.settled = self.unwritten = True
             raise Reject(error_code(error), requeue=True) from error
 
+    def _is_forgotten(self) -> bool:
+        try:
+            return self.guard.has_forgotten(self.job.id, self.lease.token)
+        except (SQLAlchemyError, OSError, SoftTimeLimitExceeded):
+            # It may be; a message that comes back without need changes nothing.
+            return True
+
     def _write_end(self, end: State, write: Write) -> bool:
         runs = 0
 
@@ -210,8 +217,12 @@ class Hold:
         # where the first one was committed.
         return took or (runs > 1 and self.guard.has_ended(self.job.id, self.lease.token, end))
 
-    def _lose(self) -> Ignore:
-        """The lease was lost: another attempt owns the job, this one has no say."""
+    def _lose(self) -> Ignore | Reject:
+        """The lease was lost: another attempt owns the job, this one has no say. Or the database
+        has forgotten the claim in a crash: nobody owns the job, and its message comes back."""
+        if self.unwritten or (not self.stale and self._is_forgotten()):
+            self.unwritten = True
+            return Reject(f"the claim of job {self.job.id!r} was lost", requeue=True)
         if not self.stale:
             self.stale = True
             if self.left and was_told_to_end():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Select, select
@@ -66,9 +67,10 @@ class Job:
         values["relay"] = bool(values["relay"])
         return cls(**values)
 
-    @property
+    @cached_property
     def envelope(self) -> Envelope:
-        """The stored message. Read on demand: a row that is broken must not stop a listing."""
+        """The stored message. Read on demand, and once: a row that is broken must not stop a
+        listing, and a worker asks for it several times."""
         return Envelope.from_json(self.envelope_json)
 
     @property

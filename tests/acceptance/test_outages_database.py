@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -91,6 +92,36 @@ def test_work_outlives_a_database_that_is_away_from_the_body_to_the_settle(
     assert system.reaches("next", "succeeded").attempt == 1
     eventually(lambda: system.depth("celery") == 0)
     assert all(process.alive for process in (dispatcher, worker))
+
+
+def test_a_claim_that_a_crash_of_the_database_takes_away_is_made_again(
+    stoppable: System, own_postgresql: Postgresql
+) -> None:
+    system = stoppable
+    system.shop.wait_for.apply_async(("go",), task_id="slow")
+    system.dispatcher("--once").wait()
+    # Nobody else writes: with the next commit that waits, the claim would be on the disk, too.
+    settings = json.loads(system.environment["SHOP_SETTINGS"])
+    quiet = {**settings, "outbox_lease": 900.0, "outbox_heartbeat_interval": 300.0}
+    own_postgresql.write_nothing_late()
+    worker = system.worker("-c", "1", pool="prefork", SHOP_SETTINGS=json.dumps(quiet))
+    system.reaches("slow", "running")
+    eventually(lambda: system.runs("slow") == 1)
+    claimed = system.job("slow")
+
+    own_postgresql.crash()
+    own_postgresql.start_again()
+    forgotten = system.job("slow")
+    assert (claimed.attempt, forgotten.attempt, forgotten.state) == (1, 0, "queued")
+    (system.folder / "go").touch()
+
+    # The first run has nothing to end, and nothing of it stays; nobody publishes a second message.
+    job = system.reaches("slow", "succeeded")
+    assert (job.attempt, job.deliveries, system.runs("slow")) == (1, 1, 2)
+    assert "outbox.claim_forgotten" in worker.log()
+    assert sorted(system.events("slow")) == ["claimed", "published", "recorded", "succeeded"]
+    eventually(lambda: system.depth("celery") == 0)
+    assert system.depth("outbox.quarantine") == 0
 
 
 def test_worker_and_dispatcher_start_without_a_database_and_find_it_later(

@@ -9,7 +9,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy.pool import NullPool
 
 from tests.processes import ProcessGroup
 from tests.servers.install import find_or_install
@@ -72,6 +73,25 @@ class Postgresql(SqlServer):
         server = cls(url, run)
         server.start_again()
         return server
+
+    def write_nothing_late(self) -> None:
+        """Until :meth:`crash`, keep in memory what no commit of a private server waits for."""
+        writers = "SELECT pid FROM pg_stat_activity WHERE backend_type IN"
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql(f"{writers} ('walwriter', 'background writer')")
+            for pid in found.scalars():
+                os.kill(pid, signal.SIGSTOP)
+
+    def crash(self) -> None:
+        """End a private server at once: what it had not written to its disk is gone."""
+        assert self._process is not None, "it is not a private server"
+        # Its immediate shutdown; a kill would leave shared memory behind.
+        self._process.send(signal.SIGQUIT)
+        try:
+            self._process.wait(timeout=30)
+        finally:
+            self._process.kill()
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its SQLAlchemy URL."""

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    func,
     literal,
     null,
     or_,
@@ -100,8 +101,14 @@ def _claim(tables: Tables) -> Select[Any]:
     )
     # When its message was published is nothing that a worker asks for.
     unknown = literal(None, UTCDateTime()).label("published_at")
-    return select(*taken.c, unknown, now.label("now")).add_cte(
-        transition_lines(tables, taken, Transition.CLAIM, taken.c.attempt)
+    # For this transaction. What a crash of the server takes away is the last of what was written:
+    # this claim, and with it all that came after it. A worker that then has an end to write finds
+    # that nobody holds the job, and hands the message back (Hold._lose).
+    does_not_wait = func.set_config("synchronous_commit", "off", True) == "off"
+    return (
+        select(*taken.c, unknown, now.label("now"))
+        .where(does_not_wait)
+        .add_cte(transition_lines(tables, taken, Transition.CLAIM, taken.c.attempt))
     )
 
 
