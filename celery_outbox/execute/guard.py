@@ -243,21 +243,13 @@ class Guard:
     def has_ended(self, job_id: str, token: int, end: State) -> bool:
         """Whether the attempt with this lease token has left its job in the state ``end``;
         waits for a database that is away, and for a write of it that may still be on its way."""
-        job = self._patiently(
-            "outcome",
-            lambda connection: jobs.lock(connection, self.tables, job_id),
-            timeout=self.config.settle_timeout,
-        )
+        job = self._outcome(job_id)
         return job is not None and job.lease_token == token and job.state is end
 
     def has_forgotten(self, job_id: str, token: int) -> bool:
         """Whether a crash of the database has undone the claim of the attempt with this lease
         token: claims do not wait for the disk. Waits for a database that is away."""
-        job = self._patiently(
-            "outcome",
-            lambda connection: jobs.lock(connection, self.tables, job_id),
-            timeout=self.config.settle_timeout,
-        )
+        job = self._outcome(job_id)
         # Tokens only grow, so a smaller one is of the time before the claim.
         if job is None or job.lease_token >= token:
             return False
@@ -284,6 +276,13 @@ class Guard:
         policy: RetryPolicy = getattr(task, "retry_policy", None) or self.config.retry_policy
         limit = getattr(task, "max_attempts", None)
         return policy if limit is None else replace(policy, max_attempts=limit)
+
+    def _outcome(self, job_id: str) -> Job | None:
+        return self._patiently(
+            "outcome",
+            lambda connection: jobs.lock(connection, self.tables, job_id),
+            timeout=self.config.settle_timeout,
+        )
 
     def _patiently(
         self, what: str, write: Callable[[Connection], Any], timeout: float | None = None

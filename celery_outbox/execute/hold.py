@@ -220,13 +220,16 @@ class Hold:
     def _lose(self) -> Ignore | Reject:
         """The lease was lost: another attempt owns the job, this one has no say. Or the database
         has forgotten the claim in a crash: nobody owns the job, and its message comes back."""
-        if self.unwritten or (not self.stale and self._is_forgotten()):
-            self.unwritten = True
-            return Reject(f"the claim of job {self.job.id!r} was lost", requeue=True)
-        if not self.stale:
-            self.stale = True
+        if not self.stale and not self.unwritten:
             if self.left and was_told_to_end():
                 # By its own worker, whose main process has written the end.
+                self.stale = True
                 return Ignore(f"attempt {self.number} of job {self.job.id!r} was stopped")
-            self.guard.note_stale(self.job, self.lease)
+            if self._is_forgotten():
+                self.unwritten = True
+            else:
+                self.stale = True
+                self.guard.note_stale(self.job, self.lease)
+        if self.unwritten:
+            return Reject(f"the claim of job {self.job.id!r} was lost", requeue=True)
         return Ignore(f"attempt {self.number} of job {self.job.id!r} lost its lease")
