@@ -8,8 +8,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, create_engine, make_url, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import URL, make_url
 
 from tests.processes import ProcessGroup
 from tests.servers.install import find_or_install
@@ -91,10 +90,9 @@ class Mariadb(SqlServer):
 
     def connections(self, name: str) -> list[int]:
         """Return the numbers of the connections that are open to a database."""
-        engine = create_engine(self.url, poolclass=NullPool)
-        asked = text("SELECT id FROM information_schema.processlist WHERE db = :name")
-        with engine.connect() as connection:
-            return list(connection.scalars(asked, {"name": name}))
+        return self._column(
+            "SELECT id FROM information_schema.processlist WHERE db = :name", name=name
+        )
 
     def kill_connections(self, name: str) -> int:
         """End the connections that are open to a database; return how many."""
@@ -105,9 +103,7 @@ class Mariadb(SqlServer):
 
     def set_global(self, name: str, value: int) -> int:
         """Set a variable for the connections that are opened from now on; return its old value."""
-        engine = create_engine(self.url, poolclass=NullPool)
-        with engine.connect() as connection:
-            before = int(connection.scalar(text(f"SELECT @@GLOBAL.{name}")))
+        (before,) = map(int, self._column(f"SELECT @@GLOBAL.{name}"))
         self._execute(f"SET GLOBAL {name} = {value}")
         return before
 

@@ -9,8 +9,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import URL, create_engine, make_url
-from sqlalchemy.pool import NullPool
+from sqlalchemy import URL, make_url
 
 from tests.processes import ProcessGroup
 from tests.servers.install import find_or_install
@@ -76,22 +75,15 @@ class Postgresql(SqlServer):
 
     def write_nothing_late(self) -> None:
         """Until :meth:`crash`, keep in memory what no commit of a private server waits for."""
-        writers = "SELECT pid FROM pg_stat_activity WHERE backend_type IN"
-        engine = create_engine(self.url, poolclass=NullPool)
-        with engine.connect() as connection:
-            found = connection.exec_driver_sql(f"{writers} ('walwriter', 'background writer')")
-            for pid in found.scalars():
-                os.kill(pid, signal.SIGSTOP)
+        assert self._process is not None, "it is not a private server"
+        writers = "backend_type IN ('walwriter', 'background writer')"
+        for pid in self._column(f"SELECT pid FROM pg_stat_activity WHERE {writers}"):
+            os.kill(pid, signal.SIGSTOP)
 
     def crash(self) -> None:
         """End a private server at once: what it had not written to its disk is gone."""
-        assert self._process is not None, "it is not a private server"
         # Its immediate shutdown; a kill would leave shared memory behind.
-        self._process.send(signal.SIGQUIT)
-        try:
-            self._process.wait(timeout=30)
-        finally:
-            self._process.kill()
+        self._end(signal.SIGQUIT)
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its SQLAlchemy URL."""

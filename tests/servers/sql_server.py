@@ -9,9 +9,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import URL, create_engine
+from sqlalchemy import URL, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from tests.processes import ProcessGroup
@@ -51,17 +51,26 @@ class SqlServer:
 
     def stop(self) -> None:
         """End a private server; leave any other alone."""
-        if self._process is not None:
-            self._process.send(self.STOP)
-            try:
-                self._process.wait(timeout=30)
-            finally:
-                self._process.kill()
+        self._end(self.STOP)
 
     @property
     def log(self) -> str | None:
         """What a private server has written into its log, or None for any other."""
         return None if self._process is None else self._process.log()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send(number)
+            try:
+                self._process.wait(timeout=30)
+            finally:
+                self._process.kill()
+
+    def _column(self, question: str, **values: object) -> list[Any]:
+        """The first column of what the server answers."""
+        engine = create_engine(self.url, poolclass=NullPool)
+        with engine.connect() as connection:
+            return list(connection.scalars(text(question), values))
 
     def _execute(self, statement: str, *, harmless: str = "") -> None:
         engine = create_engine(self.url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
