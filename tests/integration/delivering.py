@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, Task
-from celery.app.trace import build_tracer
+from celery.app.trace import TraceInfo, build_tracer
 
 from tests.factories import add_task as register
 from tests.factories import return_nothing
@@ -20,12 +20,18 @@ def add_task(app: Celery, body: Callable[..., Any] = return_nothing, **options: 
 
 def deliver(task: Task, job_id: str, **request: Any) -> str:
     """Deliver the message of a job to a worker; returns Celery's state of the delivery."""
+    info = outcome(task, job_id, **request)
+    return "SUCCESS" if info is None else info.state
+
+
+def outcome(task: Task, job_id: str, **request: Any) -> TraceInfo | None:
+    """Deliver the message of a job to a worker; returns what Celery's tracer says of its end, and
+    ``None`` of a success."""
     if task._celery_tracer is None:
         task.__trace__ = build_tracer(task.name, task, app=task.app)
     message = {"id": job_id, "task": task.name, "outbox_version": 1, "hostname": "worker"}
     message["delivery_info"] = {"exchange": "", "routing_key": "celery", "redelivered": False}
-    traced = task.__trace__(job_id, [], {}, {**message, **request})
-    return "SUCCESS" if traced.info is None else traced.info.state
+    return task.__trace__(job_id, [], {}, {**message, **request}).info
 
 
 def deliver_stock(task: Task, job_id: str, args: list[Any], **request: Any) -> str:

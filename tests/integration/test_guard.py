@@ -13,6 +13,7 @@ import pytest
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerTerminate
 from greenlet import GreenletExit
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from celery_outbox import FileStore, Outbox, PermanentError, RetryPolicy
@@ -22,7 +23,7 @@ from celery_outbox.execute.claim import Claim
 from celery_outbox.store import job as jobs
 from celery_outbox.store import transitions
 from tests.factories import Database, make_stock_app, open_outbox
-from tests.integration.delivering import add_task, again, deliver, deliver_stock, raising
+from tests.integration.delivering import add_task, again, deliver, deliver_stock, outcome, raising
 
 #: What Celery says when its own part of a delivery fails, as some of these tests make it.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
@@ -504,6 +505,60 @@ def test_a_late_settle_changes_nothing(outbox, recorded):
     job = recorded.job("job-1")
     assert (job.state, job.leased_by, job.result) == ("running", "other", None)
     assert recorded.events("job-1")[-1] == "stale"
+
+
+def _retry_later(task: Task) -> None:
+    raise task.retry(countdown=0)
+
+
+def _fail(error: type[Exception]) -> Callable[[Task], None]:
+    def fail(task: Task) -> None:
+        raise error("late")
+
+    return fail
+
+
+def _return(task: Task) -> str:
+    return "done"
+
+
+# Nowhere else does a claim go before the disk has it.
+@pytest.mark.parametrize("installed_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize(
+    "end",
+    [_return, _fail(ValueError), _fail(PermanentError), _retry_later],
+    ids=["returns", "fails", "fails for good", "retries"],
+)
+def test_an_attempt_whose_claim_was_forgotten_ends_nothing_and_asks_for_its_message_again(
+    outbox, recorded, end, transactional
+):
+    runs: list[int] = []
+
+    def body(self: Task) -> Any:
+        runs.append(self.request.retries)
+        if len(runs) > 1:
+            return "done"
+        # As a crash of the server leaves it that takes the claim away.
+        recorded.do(forget)
+        return end(self)
+
+    def forget(connection, tables):
+        before = {"state": "queued", "attempt": 0, "deliveries": 0, "lease_token": 0}
+        nobody = {"leased_by": None, "leased_until": None}
+        connection.execute(update(tables.job).values(**before, **nobody))
+
+    task = add_task(outbox.app, body, bind=True, transactional=transactional)
+    task.apply_async(task_id="job-1")
+    first = outcome(task, "job-1")
+    assert (first.state, first.retval.requeue) == ("REJECTED", True)
+    assert (recorded.job("job-1").state, recorded.job("job-1").attempt) == ("queued", 0)
+    assert recorded.events("job-1") == ["recorded", "claimed"]
+    assert len(recorded.messages("job-1")) == 1
+
+    assert again(task, "job-1") == "SUCCESS"
+    job = recorded.job("job-1")
+    assert (job.state, job.attempt, runs) == ("succeeded", 1, [0, 0])
 
 
 def test_idempotency_key_and_lease_belong_to_the_job(outbox):
